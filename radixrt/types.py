@@ -1,0 +1,433 @@
+"""The values that travel between the rooms: frozen, checked once, plain data."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from radixrt.errors import InvalidRequest
+
+MAX_TOKENS_LIMIT = 1 << 20
+MAX_SAMPLES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_CHOICES = 10_000
+MAX_GRAMMAR_CHARACTERS = 1 << 20
+
+TokenIds = Sequence[int]
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop string, stop token or complete grammar
+    LENGTH = "length"  # max_tokens or the model's context
+    ABORT = "abort"  # the caller gave up
+
+
+class GrammarKind(StrEnum):
+    """The constraint languages."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A constraint as the caller wrote it; hashable, so that equal constraints compile once.
+
+    Attributes:
+        kind: language of `text`.
+        text: JSON text of the schema (key order kept) or of the list of choices; the regex; the grammar.
+        whitespace: JSON only. "compact": none but one optional space after ":" and ","; "flexible":
+            any JSON whitespace, at most 20 characters in a row.
+    """
+
+    kind: GrammarKind
+    text: str
+    whitespace: Literal["compact", "flexible"] = "compact"
+
+    @classmethod
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool, *, whitespace: Literal["compact", "flexible"] = "compact"
+    ) -> GrammarSpec:
+        """Constrain to JSON values valid under a JSON Schema (a dict, True or False)."""
+        if not isinstance(schema, Mapping | bool):
+            raise InvalidRequest(
+                f"schema must be a mapping or a boolean, got {type(schema).__name__}",
+                parameter="grammar",
+                value=schema,
+            )
+        if whitespace not in ("compact", "flexible"):
+            raise InvalidRequest(
+                f'whitespace must be "compact" or "flexible", got {whitespace!r}',
+                parameter="whitespace",
+                value=whitespace,
+            )
+        return cls(GrammarKind.JSON_SCHEMA, _dump(schema), whitespace)
+
+    @classmethod
+    def json_object(cls) -> GrammarSpec:
+        """Constrain to any JSON object."""
+        return cls(GrammarKind.JSON_OBJECT, "{}")
+
+    @classmethod
+    def regex(cls, pattern: str) -> GrammarSpec:
+        """Constrain to strings that a regular expression matches as a whole."""
+        _check_text("regex", pattern)
+        return cls(GrammarKind.REGEX, pattern)
+
+    @classmethod
+    def choice(cls, choices: Sequence[str]) -> GrammarSpec:
+        """Constrain to one of several strings (1 to 10,000, distinct, not empty)."""
+        check_choices(choices)
+        return cls(GrammarKind.CHOICE, _dump(list(choices)))
+
+    @classmethod
+    def lark(cls, text: str) -> GrammarSpec:
+        """Constrain by a Lark grammar whose start rule is `start`."""
+        _check_text("lark", text)
+        return cls(GrammarKind.LARK, text)
+
+    def payload(self) -> Any:
+        """Give the JSON value of a schema or the list of choices."""
+        return json.loads(self.text)
+
+
+def _dump(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"grammar must be plain JSON data: {error}", parameter="grammar", value=type(value).__name__
+        ) from None
+    _check_text("grammar", text)
+    return text
+
+
+def _check_text(parameter: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(
+            f"{parameter} must be a string, got {type(text).__name__}", parameter=parameter, value=text
+        )
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidRequest(
+            f"{parameter} must have at most {MAX_GRAMMAR_CHARACTERS} characters, got {len(text)}",
+            parameter=parameter,
+            value=len(text),
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            f"{parameter} must be valid Unicode (it holds a lone surrogate)", parameter=parameter
+        ) from None
+
+
+def check_choices(choices: object) -> None:
+    """Raise InvalidRequest unless `choices` is a list of distinct, non-empty strings. Pure."""
+    if isinstance(choices, str) or not isinstance(choices, Sequence):
+        raise InvalidRequest("choices must be a list of strings", parameter="choices", value=choices)
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"choices must hold 1 to {MAX_CHOICES} strings, got {len(choices)}",
+            parameter="choices",
+            value=len(choices),
+        )
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise InvalidRequest(
+                f"each choice must be a non-empty string, got {choice!r}", parameter="choices", value=choice
+            )
+    if len(set(choices)) != len(choices):
+        raise InvalidRequest("choices must be distinct", parameter="choices", value=list(choices))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Ranges are checked once, here.
+
+    Attributes:
+        max_tokens: most new tokens, 1 to 2**20.
+        min_tokens: no end of sequence, stop token or stop string before this many new tokens.
+        temperature: 0 is greedy; at most 100.
+        top_p: keep the smallest set of tokens whose probability reaches this, (0, 1].
+        top_k: keep this many tokens; 0 keeps all.
+        min_p: drop tokens less likely than this share of the likeliest, [0, 1].
+        repetition_penalty: divides (multiplies when negative) logits of tokens already seen, (0, 10].
+        presence_penalty, frequency_penalty: subtracted once, or per occurrence in the output, [-2, 2].
+        logit_bias: token id -> number added to its logit, [-100, 100].
+        stop: strings that end the text; not part of it.
+        stop_token_ids: token ids that end the sequence; not part of the text.
+        n: number of samples; they share the prompt's pages.
+        seed: the same seed gives the same tokens whatever else runs. None draws one.
+        logprobs: None, or how many alternatives to report per new token besides the chosen one, 0 to 20.
+            Natural logarithms of the model's own distribution, before temperature, penalties and masks.
+        prompt_logprobs: the same for prompt tokens from `GenerateRequest.logprob_start` on.
+        ignore_eos: go on after an end-of-sequence token.
+        grammar: constraint on the new text.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    ignore_eos: bool = False
+    grammar: GrammarSpec | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _tuple("stop", stop))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(
+                "logit_bias must map token ids to numbers", parameter="logit_bias", value=self.logit_bias
+            )
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_int("top_k", self.top_k, 0, MAX_TOKENS_LIMIT)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_int("n", self.n, 1, MAX_SAMPLES)
+        _check_stop(self.stop, self.stop_token_ids)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"logit_bias must have at most {MAX_LOGIT_BIAS} entries, got {len(self.logit_bias)}",
+                parameter="logit_bias",
+                value=len(self.logit_bias),
+            )
+        for token_id, bias in self.logit_bias.items():
+            _check_int("logit_bias", token_id, 0, (1 << 31) - 1)
+            _check_number("logit_bias", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _check_int(name, count, 0, MAX_LOGPROBS)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest("ignore_eos must be a bool", parameter="ignore_eos", value=self.ignore_eos)
+        if self.grammar is not None and not isinstance(self.grammar, GrammarSpec):
+            raise InvalidRequest(
+                "grammar must be a GrammarSpec, e.g. GrammarSpec.regex(...)",
+                parameter="grammar",
+                value=self.grammar,
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Tell whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+
+def _tuple(parameter: str, values: object) -> tuple[Any, ...]:
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise InvalidRequest(f"{parameter} must be a list", parameter=parameter, value=values)
+    return tuple(values)
+
+
+def _check_int(parameter: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(
+            f"{parameter} must be a whole number in [{low}, {high}], got {value!r}",
+            parameter=parameter,
+            value=value,
+        )
+
+
+def _check_number(parameter: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(
+            f"{parameter} must be in {bracket}{low:g}, {high:g}], got {value!r}",
+            parameter=parameter,
+            value=value,
+        )
+
+
+def _check_stop(stop: tuple[Any, ...], stop_token_ids: tuple[Any, ...]) -> None:
+    for parameter, values in (("stop", stop), ("stop_token_ids", stop_token_ids)):
+        if len(values) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"{parameter} must have at most {MAX_STOP_STRINGS} entries, got {len(values)}",
+                parameter=parameter,
+                value=len(values),
+            )
+    for text in stop:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"each stop string must have 1 to {MAX_STOP_CHARACTERS} characters, got {text!r}",
+                parameter="stop",
+                value=text,
+            )
+    for token_id in stop_token_ids:
+        _check_int("stop_token_ids", token_id, 0, (1 << 31) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Separate prefix caches: nothing is shared or counted across namespaces.
+
+    A salt equal to an adapter's name does not collide with it: they are different fields.
+    """
+
+    salt: str | None = None
+    adapter: str | None = None
+
+
+DEFAULT_NAMESPACE = Namespace()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request, already encoded.
+
+    Attributes:
+        prompt_ids: at least one token id, each in [0, vocab_size).
+        sampling: how to choose tokens.
+        namespace: whose prefix cache to use.
+        priority: larger is more urgent; only the `priority` policy reads it.
+        logprob_start: first prompt position whose logprob is wanted (prompt_logprobs); at least 1 has a value.
+            Only positions before it can be served from the prefix cache.
+        label: a name for reports, e.g. the call's name in a program.
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    namespace: Namespace = DEFAULT_NAMESPACE
+    priority: int = 0
+    logprob_start: int = 0
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's natural-log probability and its likeliest alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Where a request's tokens came from.
+
+    prompt_tokens == cached_tokens + computed prompt tokens, for each sample alone.
+
+    Attributes:
+        prompt_tokens: length of the prompt (counted once, also for n > 1).
+        cached_tokens: prompt tokens of the first sample whose KV was already in pages.
+        computed_tokens: positions that went through the model for this request, output included, all samples.
+        forced_tokens: output tokens that the grammar forced, so that no forward pass sampled them.
+        output_tokens: new tokens, all samples.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    forced_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """A piece of one sample's output.
+
+    The texts of a sample's chunks add up to the decoding of all its token ids less the stop text;
+    exactly one chunk per sample has a finish_reason, its last.
+
+    Attributes:
+        sample_index: which of the n samples, from 0.
+        text: new text; never half a character.
+        token_ids: new token ids.
+        logprobs: one entry per token id when asked for, else empty.
+        prompt_logprobs: on a sample's first chunk when asked for: one entry per prompt position from
+            max(logprob_start, 1) on.
+        usage: on the request's last chunk only.
+    """
+
+    sample_index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One whole output of a request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """The result of one request; text, token_ids, finish_reason and logprobs are those of sample 0."""
+
+    prompt_ids: tuple[int, ...]
+    samples: tuple[Sample, ...]
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.samples[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return self.samples[0].logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A piece of prompt text before encoding.
+
+    Attributes:
+        text: the characters.
+        is_template: True for text of the model's own chat template or of the program's author, where control
+            tokens ("<|im_end|>") mean themselves; False for content, where they are plain characters.
+    """
+
+    text: str
+    is_template: bool = False
