@@ -1,0 +1,7 @@
+"""Text to token ids and back: tokenizer, chat template, detokenizer."""
+
+from radixrt.text.chat import ChatTemplate
+from radixrt.text.detokenizer import Detokenizer, TextDelta
+from radixrt.text.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Detokenizer", "TextDelta", "Tokenizer"]

@@ -1,0 +1,278 @@
+"""Chat templates: messages to pieces of prompt text, with content kept apart from control tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from radixrt.errors import InvalidRequest, ModelLoadError, first_line
+from radixrt.types import TextPiece
+
+MAX_MESSAGES = 4096
+MAX_CONTENT_CHARACTERS = 1 << 24  # all messages together
+MAX_TEMPLATE_CHARACTERS = 1 << 20  # what the template itself may add
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+_FIELDS = frozenset({"role", "content"})
+# What a template can raise besides Jinja's own errors when it meets messages that it was not written for.
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """A model's Jinja template, run in a sandbox. Immutable.
+
+    Content is never shown to the template: it sees a name that nobody can guess, framed by the content's own
+    outer white space (so that trimming works), and the content takes the name's place afterwards. A template that
+    looks into content (to cut a reasoning part out of old answers, say) therefore finds nothing to cut.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile a template.
+
+        Args:
+            special_tokens: variables for the template, e.g. {"bos_token": "<s>"}.
+            clock: what `strftime_now` reads.
+        Raises:
+            ModelLoadError: the template is not valid Jinja.
+        """
+        self.source = template
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment(clock).from_string(template)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            raise ModelLoadError(f"the chat template is not valid: {first_line(error)}") from error
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> list[TextPiece]:
+        """Give the prompt as template pieces and content pieces, in order; joined they are the prompt.
+
+        Args:
+            messages: each has exactly a "role" and a "content", both strings.
+            add_generation_prompt: end with what opens the assistant's answer.
+        Raises:
+            InvalidRequest: a message has the wrong form, or the template refuses, drops or changes one.
+        """
+        _check_messages(messages)
+        cores = [message["content"].strip() for message in messages]
+        names = {_sentinel(): index for index, core in enumerate(cores) if core}
+        shown = [{"role": message["role"], "content": message["content"]} for message in messages]
+        for name, index in names.items():
+            shown[index]["content"] = messages[index]["content"].replace(cores[index], name)
+        text = self._run(shown, add_generation_prompt=add_generation_prompt)
+        pieces: list[TextPiece] = []
+        for part in _split(text, list(names)):
+            if part in names:
+                pieces.append(TextPiece(cores[names[part]]))
+            elif part:
+                pieces.append(TextPiece(part, is_template=True))
+        for name, index in names.items():
+            if name not in text:
+                raise InvalidRequest(
+                    f"the model's chat template drops or changes the content of message {index} "
+                    f"(role {messages[index]['role']!r})",
+                    parameter="messages",
+                    value=messages[index]["role"],
+                )
+        return pieces
+
+    def open_role(self, history: Sequence[Message], role: str) -> tuple[str, str]:
+        """Give the template text before and after the content of the message that follows `history`.
+
+        What the template puts before the first message (BOS, a default system message) is in the first prefix.
+        The prefix of the assistant is the generation prompt. Only the roles in `history` matter.
+
+        Raises:
+            InvalidRequest: the template refuses this order of roles, or writes the earlier messages
+                differently once this one follows.
+        """
+        roles = [*(message["role"] for message in history), role]
+        _check_messages([{"role": name, "content": ""} for name in roles])
+        names = [_sentinel() for _ in roles]
+        shown = [{"role": name, "content": content} for name, content in zip(roles, names, strict=True)]
+        # Both lists alternate: text before content 0, text between 0 and 1, ..., text after the last.
+        after = self._frames(shown, names)
+        before = self._frames(shown[:-1], names[:-1]) if history else [""]
+        # An assistant message was opened by the generation prompt, whatever a closed one is rendered with.
+        compared = len(before) - (2 if history and roles[-2] == "assistant" else 1)
+        if after[:compared] != before[:compared] or not after[-2].startswith(before[-1]):
+            raise _refused_role(role, "it changes earlier messages when this one follows")
+        prefix, suffix = after[-2][len(before[-1]) :], after[-1]
+        if role == "assistant" and history:
+            closed = self._run(shown[:-1], add_generation_prompt=False)
+            opened = self._run(shown[:-1], add_generation_prompt=True)
+            if opened.startswith(closed) and opened != closed:
+                prefix = opened[len(closed) :]
+        return prefix, suffix
+
+    def _frames(self, shown: Sequence[Message], names: Sequence[str]) -> list[str]:
+        """Render and give the text around the contents; each must appear once and in order."""
+        role = shown[-1]["role"]
+        try:
+            text = self._run(shown, add_generation_prompt=False)
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error), parameter="role", value=role) from error
+        parts = _split(text, names)
+        if parts[1::2] != list(names):
+            raise _refused_role(role, "it drops, repeats or changes a message")
+        return parts[::2]
+
+    def _run(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        limit = MAX_TEMPLATE_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
+        parts: list[str] = []
+        num_characters = 0
+        try:
+            for part in self._template.generate(
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            ):
+                num_characters += len(part)
+                if num_characters > limit:
+                    raise ValueError("it writes too much text")
+                parts.append(part)
+        except _TEMPLATE_FAULTS as error:
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {first_line(error)}",
+                parameter="messages",
+                value=[message["role"] for message in messages],
+            ) from error
+        return "".join(parts)
+
+
+def _refused_role(role: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the model's chat template cannot take a {role!r} message here: {reason}",
+        parameter="role",
+        value=role,
+    )
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    """Raise InvalidRequest unless the messages have the right form and are within the limits."""
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest(
+            f"there must be 1 to {MAX_MESSAGES} messages, got {len(messages)}",
+            parameter="messages",
+            value=len(messages),
+        )
+    num_characters = 0
+    for index, message in enumerate(messages):
+        if set(message) != _FIELDS or not all(isinstance(value, str) for value in message.values()):
+            raise InvalidRequest(
+                f"message {index} must have exactly the strings role and content, got {sorted(message)}",
+                parameter=f"messages/{index}",
+                value=sorted(message),
+            )
+        if not _ROLE.fullmatch(message["role"]):
+            raise InvalidRequest(
+                f"a role must be a short name of letters, digits, _ and -, got {message['role'][:80]!r}",
+                parameter=f"messages/{index}/role",
+                value=message["role"][:80],
+            )
+        num_characters += len(message["content"])
+    if num_characters > MAX_CONTENT_CHARACTERS:
+        raise InvalidRequest(
+            f"messages must have at most {MAX_CONTENT_CHARACTERS} characters together, got {num_characters}",
+            parameter="messages",
+            value=num_characters,
+        )
+
+
+def _sentinel() -> str:
+    return f"content{secrets.token_hex(16)}"
+
+
+def _split(text: str, names: Sequence[str]) -> list[str]:
+    """Cut text at the names; even entries are what lies between, odd entries are names."""
+    if not names:
+        return [text]
+    return re.split(f"({'|'.join(names)})", text)
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """Accept {% generation %}: some templates mark the assistant's text for training; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - the attribute is declared by Jinja
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace whose names cannot reach Python's internals."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_public(name)
+        super().__init__(values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _environment(clock: Callable[[], datetime]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Build the environment that chat templates are written for.
+
+    Source: Hugging Face transformers, utils/chat_template_utils.py (which names and filters exist).
+    """
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: clock().strftime(form)
+    environment.globals["dict"] = lambda *args, **kwargs: dict(*args, **kwargs)
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
