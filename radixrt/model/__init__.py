@@ -1,0 +1,1 @@
+"""Models: names -> files -> weights -> logits of one ragged batch over paged keys and values."""
