@@ -1,0 +1,241 @@
+"""Where a program's calls go. The only module that imports radixrt, and only its public names.
+
+A program needs six things of a runtime: encode, decode, the texts around a chat message, the ids that begin and end
+a sequence, generate and score. `Backend` says them as a protocol; `EngineBackend` is an engine in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from frontend_lang.waiting import all_or_first_error
+from radixrt import (
+    FinishReason,
+    GenerateRequest,
+    GenerationOutput,
+    GrammarSpec,
+    InvalidRequest,
+    OutputChunk,
+    ProgramError,
+    RequestAborted,
+    Sample,
+    SamplingParams,
+    TextPiece,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "Backend",
+    "EngineBackend",
+    "FinishReason",
+    "GenerateRequest",
+    "GenerationOutput",
+    "GrammarSpec",
+    "InvalidRequest",
+    "OutputChunk",
+    "ProgramError",
+    "RequestAborted",
+    "RuntimeEngine",
+    "Sample",
+    "SamplingParams",
+    "ScoredContinuation",
+    "TextPiece",
+    "TokenLogprob",
+    "Usage",
+]
+
+Deliver = Callable[[OutputChunk | BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredContinuation:
+    """The log-probabilities of one continuation's tokens, in order, and what they cost."""
+
+    logprobs: tuple[float, ...]
+    usage: Usage
+
+
+class Backend(Protocol):
+    """A runtime as a program sees it. Called on the program's event loop; must not block it."""
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        """Give the ids in front of a transcript that starts with plain text."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Give the ids that end a sequence; a transcript never holds a generated one at the end of a call."""
+
+    def encode(self, pieces: Sequence[TextPiece]) -> list[int]:
+        """Encode pieces as one text; control tokens count in template pieces only."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Give the text of token ids."""
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
+        """Give the template's text before and after the content of the next message.
+
+        Args:
+            history: the earlier messages, each with "role" and "content".
+        """
+
+    async def generate(self, request: GenerateRequest) -> GenerationOutput:
+        """Run one request to its end. Cancelling the awaiting task aborts it."""
+
+    async def score(
+        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
+    ) -> list[ScoredContinuation]:
+        """Give the log-probabilities of each continuation after the prefix (one token or more)."""
+
+
+class RuntimeTicket(Protocol):
+    """A submitted request."""
+
+    def abort(self) -> None:
+        """Give up the request; safe from any thread and after its end."""
+
+
+class RuntimeChat(Protocol):
+    """A chat template."""
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]: ...
+
+
+class RuntimeTokenizer(Protocol):
+    """The part of an engine's tokenizer that a program needs."""
+
+    @property
+    def eos_ids(self) -> Sequence[int]: ...
+
+    @property
+    def chat(self) -> RuntimeChat | None: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_pieces(self, pieces: Sequence[TextPiece]) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class RuntimeEngine(Protocol):
+    """The part of radixrt's Engine that a program needs."""
+
+    @property
+    def tokenizer(self) -> RuntimeTokenizer: ...
+
+    def submit(self, request: GenerateRequest, deliver: Deliver) -> RuntimeTicket:
+        """Start a request; `deliver` gets its chunks, or the error that ends it, in the engine's thread."""
+
+
+class EngineBackend:
+    """Run a program's calls on an engine in this process."""
+
+    def __init__(self, engine: RuntimeEngine) -> None:
+        self._engine = engine
+        self._tokenizer = engine.tokenizer
+        self._bos_ids = tuple(engine.tokenizer.encode(""))
+        self._eos_ids = frozenset(engine.tokenizer.eos_ids)
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        return self._bos_ids
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._eos_ids
+
+    def encode(self, pieces: Sequence[TextPiece]) -> list[int]:
+        return self._tokenizer.encode_pieces(pieces)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids)
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
+        if self._tokenizer.chat is None:
+            raise InvalidRequest(
+                "the model has no chat template, so a program cannot use roles with it",
+                parameter="role",
+                value=role,
+            )
+        return self._tokenizer.chat.open_role(history, role)
+
+    async def generate(self, request: GenerateRequest) -> GenerationOutput:
+        started = time.perf_counter()
+        async with aclosing(self._chunks(request)) as stream:
+            chunks = [chunk async for chunk in stream]
+        return _assemble(request.prompt_ids, chunks, seconds=time.perf_counter() - started)
+
+    async def score(
+        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
+    ) -> list[ScoredContinuation]:
+        sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        requests = [
+            GenerateRequest(
+                (*prefix_ids, *continuation), sampling, logprob_start=len(prefix_ids), label=label
+            )
+            for continuation in continuations
+        ]
+        outputs = await all_or_first_error([self.generate(request) for request in requests])
+        return [
+            ScoredContinuation(
+                tuple(entry.logprob for entry in output.prompt_logprobs[-len(continuation) :]), output.usage
+            )
+            for output, continuation in zip(outputs, continuations, strict=True)
+        ]
+
+    async def _chunks(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
+        """Submit a request and give its chunks on this loop; leaving early aborts it."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
+
+        def deliver(item: OutputChunk | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
+            except (
+                RuntimeError
+            ):  # the loop is closed, so nobody waits: the program ended and aborted the request
+                return
+
+        ticket = self._engine.submit(request, deliver)
+        is_finished = False
+        try:
+            while not is_finished:
+                item = await arrived.get()
+                is_finished = isinstance(item, BaseException) or item.usage is not None
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            if not is_finished:
+                ticket.abort()
+
+
+def _assemble(
+    prompt_ids: tuple[int, ...], chunks: Sequence[OutputChunk], *, seconds: float
+) -> GenerationOutput:
+    """Put the chunks of a whole request together. Pure."""
+    of_sample: dict[int, list[OutputChunk]] = {}
+    for chunk in chunks:
+        of_sample.setdefault(chunk.sample_index, []).append(chunk)
+    samples = tuple(
+        Sample(
+            text="".join(chunk.text for chunk in part),
+            token_ids=tuple(token_id for chunk in part for token_id in chunk.token_ids),
+            finish_reason=next(chunk.finish_reason for chunk in part if chunk.finish_reason is not None),
+            logprobs=tuple(entry for chunk in part for entry in chunk.logprobs),
+        )
+        for _, part in sorted(of_sample.items())
+    )
+    return GenerationOutput(
+        prompt_ids=prompt_ids,
+        samples=samples,
+        usage=next(chunk.usage for chunk in reversed(chunks) if chunk.usage is not None),
+        prompt_logprobs=tuple(entry for chunk in of_sample[0] for entry in chunk.prompt_logprobs),
+        seconds=seconds,
+    )

@@ -1,0 +1,348 @@
+"""@program: makes a function of a State a program that can be run, awaited and mapped."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+
+from tqdm import tqdm
+
+from frontend_lang import interpreter
+from frontend_lang.backends import Backend, EngineBackend, ProgramError, RuntimeEngine, Usage
+from frontend_lang.branch import ProgramRun, Reply
+from frontend_lang.builders import SamplingOptions, check_program_sampling, nearest
+from frontend_lang.outcome import Err, Failure, Ok, Outcome
+from frontend_lang.state import State, replies
+from frontend_lang.trace import CallRecord, table, total_usage
+from frontend_lang.transcript import Transcript
+from frontend_lang.waiting import all_or_first_error, block_on, run_in_greenlet
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+DEFAULT_MAX_CONCURRENCY = 64
+
+
+@dataclass(slots=True)
+class _Defaults:
+    """Hold what set_default_engine and set_default_backend set."""
+
+    backend: Backend | None = None
+
+
+_DEFAULTS = _Defaults()
+_enclosing: ContextVar[Backend | None] = ContextVar("enclosing", default=None)  # of the program that runs us
+
+
+def set_default_engine(engine: RuntimeEngine | None) -> None:
+    """Use an engine for every program that names none; None takes it back."""
+    _DEFAULTS.backend = None if engine is None else EngineBackend(engine)
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """Use a backend for every program that names none; None takes it back."""
+    _DEFAULTS.backend = backend
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult(Generic[R_co]):
+    """What one run of a program left: `result["x"]`, `result.text()`, and what it cost.
+
+    Attributes:
+        program: name of the program.
+        value: what the function returned.
+        calls: every gen and select of all branches, in order of start.
+    """
+
+    program: str
+    value: R_co
+    calls: tuple[CallRecord, ...]
+    _transcript: Transcript = field(repr=False)
+    _variables: Mapping[str, Reply | Failure] = field(repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        """Give the value of the last call named `name`; raises ProgramError when it has none."""
+        if name not in self._variables:
+            raise ProgramError(
+                f'program "{self.program}" has set no "{name}".{nearest(str(name), self._variables)}',
+                program=self.program,
+                call=name,
+            )
+        settled = self._variables[name]
+        if isinstance(settled, Failure):
+            raise settled.error(reading=name)
+        return settled.value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._variables
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Give the variables that have a value, by name."""
+        return {
+            name: settled.value for name, settled in self._variables.items() if isinstance(settled, Reply)
+        }
+
+    @property
+    def usage(self) -> Usage:
+        """Give the sum over all calls."""
+        return total_usage([call.usage for call in self.calls])
+
+    def text(self) -> str:
+        """Give the transcript as text."""
+        return self._transcript.text
+
+    def messages(self) -> list[dict[str, str]]:
+        """Give the chat messages as dicts of "role" and "content"."""
+        return self._transcript.messages
+
+    def token_ids(self) -> tuple[int, ...]:
+        """Give the transcript as token ids."""
+        return self._transcript.token_ids()
+
+    def table(self) -> str:
+        """Give a plain-text table of the calls: prompt, cached, computed, forced and output tokens."""
+        return table(self.calls)
+
+
+@dataclass(frozen=True)
+class Program(Generic[P, R]):
+    """A function whose first parameter is a State.
+
+    Every argument of `run` goes to the function, whatever its name; the runtime and its options are chosen by
+    `with_options` or `set_default_engine`. Calling the program with a State runs its statements there, as part of
+    the caller: `other(state, x=1)`.
+
+    Attributes:
+        function: what was decorated.
+        backend: where its calls go; None = the enclosing program's, else the default.
+        sampling: options for every gen that does not set them itself.
+        bound: keyword arguments given in advance.
+    """
+
+    function: Callable[..., Any]
+    backend: Backend | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
+
+    def __post_init__(self) -> None:
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise TypeError(f"{self.name} must be a plain or async function, got a generator function")
+        self.__dict__.update(
+            __name__=self.name, __doc__=inspect.getdoc(self.function), __wrapped__=self.function
+        )
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def __call__(self, state: State, /, *args: Any, **kwargs: Any) -> R:
+        """Run the statements on the caller's State; an async program gives a coroutine."""
+        if not isinstance(state, State):
+            raise TypeError(
+                f"{self.name}(...) takes a State first, got {type(state).__name__}; to run it alone use {self.name}.run(...)"
+            )
+        return self.function(state, *args, **{**self.bound, **kwargs})  # type: ignore[no-any-return]
+
+    def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
+        """Run the program to its end.
+
+        Raises:
+            ProgramError: a call failed and the program did not handle it.
+            Exception: whatever the function raises, with a note that names the program and line.
+            TypeError: the arguments do not fit the function.
+        """
+        self._check_arguments(args, kwargs)
+        return block_on(lambda: self._run(args, kwargs))
+
+    async def arun(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
+        """Run the program on the caller's event loop; raises like `run`."""
+        self._check_arguments(args, kwargs)
+        return await self._run(args, kwargs)
+
+    def map(
+        self,
+        items: Iterable[Mapping[str, Any] | tuple[Any, ...]],
+        *,
+        max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
+        fail_fast: bool = False,
+        progress: bool | None = None,
+    ) -> list[Outcome[ProgramResult[R]]]:
+        """Run the program once per item, several at a time, and give Ok(result) or Err(error) in order.
+
+        An outcome reads like its result: `outcome["x"]` gives the value, or raises the item's own error.
+        Args:
+            items: keyword arguments as a mapping, or positional arguments as a tuple; all are checked before
+                the first run, and none is changed.
+            max_concurrency: most runs at a time, at least 1.
+            fail_fast: cancel the rest and raise the first error.
+            progress: show a progress bar on stderr; None = only on a terminal.
+        Raises:
+            TypeError: the arguments of an item do not fit the function.
+        """
+        return block_on(
+            lambda: self.amap(items, max_concurrency=max_concurrency, fail_fast=fail_fast, progress=progress)
+        )
+
+    run_batch = map
+
+    async def amap(
+        self,
+        items: Iterable[Mapping[str, Any] | tuple[Any, ...]],
+        *,
+        max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
+        fail_fast: bool = False,
+        progress: bool | None = None,
+    ) -> list[Outcome[ProgramResult[R]]]:
+        """Do `map` on the caller's event loop."""
+        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
+        calls = [self._arguments_of(item) for item in items]
+        waiting = iter(enumerate(calls))
+        outcomes: dict[int, Outcome[ProgramResult[R]]] = {}
+
+        async def work(bar: Any) -> None:
+            for index, (args, kwargs) in waiting:
+                try:
+                    outcomes[index] = Ok(await self._run(args, kwargs))
+                except Exception as error:
+                    if fail_fast:
+                        raise
+                    outcomes[index] = Err(error)
+                if bar is not None:
+                    bar.update()
+
+        is_shown = sys.stderr.isatty() if progress is None else progress
+        with _ProgressBar(total=len(calls), desc=self.name) if is_shown else nullcontext() as bar:
+            await all_or_first_error([work(bar) for _ in range(min(max_concurrency, len(calls)))])
+        return [outcomes[index] for index in range(len(calls))]
+
+    def bind(self, /, **kwargs: Any) -> Program[P, R]:
+        """Give the same program with some keyword arguments given in advance."""
+        return replace(self, bound={**self.bound, **kwargs})
+
+    def with_options(
+        self,
+        /,
+        *,
+        engine: RuntimeEngine | None = None,
+        backend: Backend | None = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Program[P, R]:
+        """Give the same program with its own engine (or backend) and sampling options.
+
+        Args:
+            sampling: for every gen that does not set the option itself.
+        Raises:
+            InvalidRequest: unknown option (names the nearest) or value out of range.
+            TypeError: both an engine and a backend.
+        """
+        if engine is not None and backend is not None:
+            raise TypeError("give an engine or a backend, not both")
+        chosen = EngineBackend(engine) if engine is not None else backend or self.backend
+        return replace(
+            self, backend=chosen, sampling={**self.sampling, **check_program_sampling({**sampling})}
+        )
+
+    async def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramResult[R]:
+        backend = self._chosen_backend()
+        run = ProgramRun(self.name, backend, sampling=self.sampling, clock=self.clock)
+        token = _enclosing.set(backend)
+        try:
+            value = await self._body(State(run.root), args, kwargs)
+            for branch in run.branches:
+                await interpreter.settle(branch)
+        except Exception as error:
+            self._add_notes(error, run)
+            raise
+        finally:
+            _enclosing.reset(token)
+            await run.close()
+        if run.untold:
+            raise run.untold[0].error()
+        return ProgramResult(
+            self.name,
+            value,
+            tuple(sorted(run.calls, key=lambda call: call.index)),
+            run.root.transcript,
+            dict(replies(run.root)),
+        )
+
+    async def _body(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+        arguments = {**self.bound, **kwargs}
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(state, *args, **arguments)  # type: ignore[no-any-return]
+        return await run_in_greenlet(lambda: self.function(state, *args, **arguments))
+
+    def _chosen_backend(self) -> Backend:
+        backend = self.backend or _enclosing.get() or _DEFAULTS.backend
+        if backend is None:
+            raise ProgramError(
+                f'program "{self.name}" has no engine: use {self.name}.with_options(engine=...) or set_default_engine(...)',
+                program=self.name,
+            )
+        return backend
+
+    def _arguments_of(self, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        match item:
+            case tuple():
+                args, kwargs = item, {}
+            case Mapping():
+                args, kwargs = (), dict(item)
+            case _:
+                raise TypeError(
+                    f"{self.name}: an item is a mapping of keyword arguments or a tuple of positional ones, "
+                    f"got {type(item).__name__}"
+                )
+        self._check_arguments(args, kwargs)
+        return args, kwargs
+
+    def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        try:
+            inspect.signature(self.function).bind(None, *args, **{**self.bound, **kwargs})
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+
+    def _add_notes(self, error: Exception, run: ProgramRun) -> None:
+        """Say in which program and line an error arose, and what else went wrong."""
+        if not isinstance(error, ProgramError):
+            lines = [
+                frame.f_lineno if line is None else line
+                for frame, line in traceback.walk_tb(error.__traceback__)
+                if frame.f_code is self.function.__code__
+            ]
+            where = f"{self.function.__code__.co_filename}:{lines[-1]}" if lines else "before its first line"
+            error.add_note(f'in program "{self.name}" ({where})')
+        for failure in run.untold:
+            error.add_note(f"before that, {failure.error()}")
+
+
+class _ProgressBar(tqdm):  # type: ignore[type-arg]
+    """A progress bar without tqdm's monitor thread."""
+
+    monitor_interval = 0
+
+
+@overload
+def program(function: Callable[Concatenate[State, P], Coroutine[Any, Any, R]], /) -> Program[P, R]: ...
+
+
+@overload
+def program(function: Callable[Concatenate[State, P], R], /) -> Program[P, R]: ...
+
+
+def program(function: Callable[..., Any], /) -> Program[Any, Any]:
+    """Make a program of a function whose first parameter is a State."""
+    return Program(function)
+
+
+function = program

@@ -1,0 +1,324 @@
+"""State: what a program writes to and reads from; Branches: several States that share a prefix."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from frontend_lang import interpreter
+from frontend_lang.backends import ProgramError
+from frontend_lang.branch import Branch, ProgramRun, Reply, Variable
+from frontend_lang.builders import nearest
+from frontend_lang.nodes import Expression, Fork, Gen, RoleBegin, RoleEnd, Select, flatten, located
+from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
+from frontend_lang.waiting import can_wait, wait_for
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class State:
+    """A transcript that grows by `+=` and the variables its calls set.
+
+    Appending returns at once; the calls run meanwhile, in order. Reading (`state["x"]`, `text()`, `sync()`) waits. In
+    an async program `await state.value("x")` and `await state.finished()` wait, and reading what is there works too.
+    A call that fails ends its State: later calls do not run, and every read of a missing value raises ProgramError
+    with the first cause. A State belongs to one run of one program.
+    """
+
+    __slots__ = ("_branch",)
+    __iter__ = None
+
+    def __init__(self, branch: Branch) -> None:
+        self._branch = branch
+
+    def __iadd__(self, other: str | Expression) -> State:
+        if _append(self._branch, other):
+            self._start()
+        return self
+
+    def __getitem__(self, name: str) -> Any:
+        """Give the value of the last call named `name`.
+
+        Raises:
+            ProgramError: no call has this name, or its value is missing because a call failed.
+        """
+        return self._reply(name).value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._branch.variables
+
+    def __repr__(self) -> str:
+        return f"State({self._branch.run.program!r}, {self._branch.path!r})"
+
+    async def value(self, name: str) -> Any:
+        """Wait for the value of `name`; raises like `state[name]`."""
+        variable = _variable(self._branch, name)
+        await asyncio.shield(variable)
+        return _opened(self._branch.run, variable, name).value
+
+    def text(self) -> str:
+        """Wait until everything appended is done, and give the transcript as text.
+
+        Raises:
+            ProgramError: a call of this State failed.
+        """
+        self.sync()
+        return self._branch.transcript.text
+
+    def messages(self) -> list[dict[str, str]]:
+        """Wait like `text`, and give the chat messages as dicts of "role" and "content"."""
+        self.sync()
+        return self._branch.transcript.messages
+
+    def token_ids(self) -> tuple[int, ...]:
+        """Wait like `text`, and give the transcript as token ids."""
+        self.sync()
+        return self._branch.transcript.token_ids()
+
+    def sync(self) -> None:
+        """Wait until everything appended is done; raises like `text`."""
+        if not self._branch.is_idle:
+            self._check_can_wait("sync()", "finished()")
+            wait_for(interpreter.settle(self._branch))
+        _raise_failure(self._branch)
+
+    async def finished(self) -> None:
+        """Wait until everything appended is done; raises like `text`."""
+        await interpreter.settle(self._branch)
+        _raise_failure(self._branch)
+
+    def record(self, name: str) -> Any:
+        """Give the CallRecord behind `name`: token counts, logprobs, finish reason."""
+        return self._reply(name).record
+
+    def distribution(self, name: str) -> Mapping[str, float]:
+        """Give the probability of each choice of the select named `name`.
+
+        Raises:
+            ProgramError: as reading `name`, or `name` is not a select.
+        """
+        distribution: Mapping[str, float] | None = self._reply(name).record.distribution
+        if distribution is None:
+            raise ProgramError(
+                f'"{name}" is not a select', program=self._branch.run.program, location=statement_location()
+            )
+        return distribution
+
+    def role(self, name: str) -> _RoleBlock:
+        """Make `with state.role("tool"): ...`: what is appended inside is one chat message."""
+        return _RoleBlock(self._branch, name)
+
+    def system(self) -> _RoleBlock:
+        """Make `with state.system(): ...`."""
+        return self.role("system")
+
+    def user(self) -> _RoleBlock:
+        """Make `with state.user(): ...`."""
+        return self.role("user")
+
+    def assistant(self) -> _RoleBlock:
+        """Make `with state.assistant(): ...`."""
+        return self.role("assistant")
+
+    def fork(self, n: int = 1) -> Branches:
+        """Part into `n` States that start from this transcript and these variables, and run side by side.
+
+        Raises:
+            ValueError: n is not a whole number of at least 1.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"fork takes a whole number of branches, at least 1, got {n!r}")
+        self._branch.run.check_can_append()
+        children = tuple(self._branch.child() for _ in range(n))
+        self._branch.append(Fork(children, statement_location()))
+        self._start()
+        return Branches(children)
+
+    def _start(self) -> None:
+        # One turn of the loop hands the call to the runtime before the program goes on with its own work.
+        if interpreter.start(self._branch) and can_wait():
+            wait_for(asyncio.sleep(0))
+
+    def _reply(self, name: str) -> Reply:
+        variable = _variable(self._branch, name)
+        if not variable.done():
+            self._check_can_wait(f'["{name}"]', f'value("{name}")')
+            wait_for(asyncio.wait([variable]))
+        return _opened(self._branch.run, variable, name)
+
+    def _check_can_wait(self, what: str, instead: str) -> None:
+        if not can_wait():
+            raise ProgramError(
+                f"state{what} is not there yet and cannot be waited for here; "
+                f"in an async program use `await state.{instead}`",
+                program=self._branch.run.program,
+                location=statement_location(),
+            )
+
+
+class Branches(Sequence[State]):
+    """The States of a fork, in order.
+
+    `branches += x` appends to all: text or an expression, one item per branch as a list, or a function of the index.
+    Branches that nobody joins are finished before the program ends.
+    """
+
+    def __init__(self, branches: Sequence[Branch]) -> None:
+        self._branches = tuple(branches)
+        self._states = tuple(State(branch) for branch in branches)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @overload
+    def __getitem__(self, index: int) -> State: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[State]: ...
+
+    def __getitem__(self, index: int | slice) -> State | Sequence[State]:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: State) -> None:
+        """Allow `branches[0] += ...`, which assigns the same State again.
+
+        Raises:
+            TypeError: a different State.
+        """
+        if self._states[index] is not state:
+            raise TypeError("a branch cannot be replaced; append to it with +=")
+
+    def __iadd__(self, other: str | Expression | Sequence[Any] | Callable[[int], Any]) -> Branches:
+        if isinstance(other, str | Expression):
+            parts: Sequence[Any] = [other] * len(self)
+        elif isinstance(other, Sequence):
+            parts = other
+        elif callable(other):
+            parts = [other(index) for index in range(len(self))]
+        else:
+            raise TypeError(
+                f"branches take text, an expression, a list or a function, got {type(other).__name__}"
+            )
+        if len(parts) != len(self):
+            raise ValueError(f"{len(self)} branches take a list of {len(self)} items, got {len(parts)}")
+        for state, part in zip(self._states, parts, strict=True):
+            state += part
+        return self
+
+    def __enter__(self) -> Branches:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None:
+            self.join()
+
+    def join(self) -> Outcomes[State]:
+        """Wait for all branches and give Ok(state) or Err(error) for each, in the order of the fork.
+
+        An Err that the program looks at is the program's to handle; one nobody looks at is raised at the end of run.
+        """
+        for state in self._states:
+            if not state._branch.is_idle:
+                state._check_can_wait(".join()", "outcomes()")
+                wait_for(interpreter.settle(state._branch))
+        return self._outcomes()
+
+    async def outcomes(self) -> Outcomes[State]:
+        """Join in an async program."""
+        for branch in self._branches:
+            await interpreter.settle(branch)
+        return self._outcomes()
+
+    def _outcomes(self) -> Outcomes[State]:
+        failures = [branch.failure for branch in self._branches]
+        items: list[Outcome[State]] = [
+            Ok(state) if failure is None else Err(failure.error())
+            for state, failure in zip(self._states, failures, strict=True)
+        ]
+
+        def tell(index: int) -> None:
+            if (failure := failures[index]) is not None:
+                self._branches[index].run.tell(failure)
+
+        return Outcomes(items, on_look=tell)
+
+
+class _RoleBlock:
+    """The `with` form of a chat message."""
+
+    def __init__(self, branch: Branch, role: str) -> None:
+        self._branch = branch
+        self._role = role
+
+    def __enter__(self) -> None:
+        _append(self._branch, RoleBegin(self._role))
+
+    def __exit__(self, *_: object) -> None:
+        _append(self._branch, RoleEnd(self._role))
+
+
+def _append(branch: Branch, value: object) -> bool:
+    """Queue the nodes of a value, and tell whether there is a call among them; text alone can wait for one.
+
+    Raises:
+        ProgramError: the program has ended, or a message begins inside another.
+        TypeError: not text and not an expression.
+    """
+    nodes = flatten(value)
+    branch.run.check_can_append()
+    location = statement_location()
+    for node in nodes:
+        if isinstance(node, RoleBegin) and branch.open_role is not None:
+            raise ProgramError(
+                f"{node.label} at {location} begins inside {branch.open_role}(...)",
+                program=branch.run.program,
+                location=location,
+            )
+        if isinstance(node, RoleBegin | RoleEnd):
+            branch.open_role = node.role if isinstance(node, RoleBegin) else None
+        branch.append(located(node, location))
+    return any(isinstance(node, Gen | Select) for node in nodes)
+
+
+def _variable(branch: Branch, name: str) -> Variable:
+    if name not in branch.variables:
+        location, known = statement_location(), branch.variables
+        raise ProgramError(
+            f'program "{branch.run.program}" has set no "{name}" (read at {location}).{nearest(str(name), known)}',
+            program=branch.run.program,
+            location=location,
+            call=name,
+            prompt=branch.transcript.text,
+        )
+    return branch.variables[name]
+
+
+def _opened(run: ProgramRun, variable: Variable, name: str) -> Reply:
+    settled = variable.result()
+    if isinstance(settled, Failure):
+        run.tell(settled)
+        raise settled.error(reading=name)
+    return settled
+
+
+def _raise_failure(branch: Branch) -> None:
+    if branch.failure is not None:
+        branch.run.tell(branch.failure)
+        raise branch.failure.error()
+
+
+def statement_location() -> str:
+    """Give "file:line" of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def replies(branch: Branch) -> Iterator[tuple[str, Reply | Failure]]:
+    """Give the settled variables of a branch."""
+    for name, variable in branch.variables.items():
+        if variable.done():
+            yield name, variable.result()

@@ -1,0 +1,119 @@
+"""How plain Python code waits on an event loop without a thread of its own.
+
+A program's function runs in a greenlet of the loop's thread. When it needs a value it hands an awaitable to its
+driver, a coroutine, which awaits it and switches back with the result or the exception:
+
+    loop -> driver coroutine --switch--> user's function
+                 ^   awaits it             | wait_for(awaitable)
+                 +-------------------------+
+
+So a thousand waiting programs are a thousand small stacks in one thread. Source of the idea: SQLAlchemy's asyncio
+extension (greenlet_spawn / await_only).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+T = TypeVar("T")
+
+_worker: ContextVar[Any] = ContextVar("worker", default=None)
+
+
+async def run_in_greenlet(function: Callable[[], T]) -> T:
+    """Run a plain function that may use `wait_for`, and give its result.
+
+    Changes: the function runs in a copy of the current context.
+    """
+    worker = greenlet(function)
+    context = contextvars.copy_context()
+    context.run(_worker.set, worker)
+    worker.gr_context = context
+    result = worker.switch()
+    while not worker.dead:
+        try:
+            value = await result
+        except BaseException as error:  # noqa: BLE001 - handed to the function, which unwinds; cancellation too
+            result = worker.throw(error)
+        else:
+            result = worker.switch(value)
+    return result  # type: ignore[no-any-return]
+
+
+def can_wait() -> bool:
+    """Tell whether the caller is a plain function inside `run_in_greenlet`, so that it may use `wait_for`."""
+    return (
+        _worker.get() is getcurrent()
+    )  # a task started by the function inherits the variable, not the greenlet
+
+
+def wait_for(awaitable: Awaitable[T]) -> T:
+    """Give the result of an awaitable while the event loop goes on; only where `can_wait()`."""
+    return getcurrent().parent.switch(awaitable)  # type: ignore[no-any-return]
+
+
+def block_on(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end from plain code, wherever that code runs.
+
+    Inside a program it waits on the program's loop. Without a running loop it uses one of its own in this thread,
+    so that Ctrl-C works and nothing is left behind. Inside someone else's running loop (a notebook) it uses a
+    short-lived thread.
+    """
+    if can_wait():
+        return wait_for(start())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(start())
+    return _run_in_thread(start)
+
+
+def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def main() -> T:
+        task = asyncio.ensure_future(start())
+        running.append((asyncio.get_running_loop(), task))
+        return await task
+
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="program")
+    future = pool.submit(contextvars.copy_context().run, lambda: asyncio.run(main()))
+    try:
+        return future.result()
+    except BaseException:  # Ctrl-C in this thread ends the program in that one
+        for loop, task in running:
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended already
+                loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        pool.shutdown()
+
+
+async def all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines side by side; give their results in order, or cancel the others and raise the first error."""
+    if not work:
+        return []
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task in done:
+                task.result()
+        return [task.result() for task in tasks]
+    finally:
+        await cancel_all(tasks)
+
+
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks that still run and wait until all have ended; their errors stay with them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
