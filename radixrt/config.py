@@ -37,7 +37,9 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "auto = bfloat16 where the device multiplies it natively, else float32"
     )
-    threads: int | None = option(None, "CPU threads of the model; default: the physical cores", low=1, high=1024)
+    threads: int | None = option(
+        None, "CPU threads of the model; default: the physical cores", low=1, high=1024
+    )
     max_context: int | None = option(
         None, "longest sequence in tokens; default: the model's own limit", low=2, high=1 << 24
     )
@@ -49,10 +51,15 @@ class KVConfig:
 
     page_size: int = option(16, "token positions per page", low=1, high=1024)
     num_pages: int | None = option(
-        None, "pages in the pool, page 0 (padding) included; default: from kv_memory_bytes", low=2, high=1 << 30
+        None,
+        "pages in the pool, page 0 (padding) included; default: from kv_memory_bytes",
+        low=2,
+        high=1 << 30,
     )
     kv_memory_bytes: int | None = option(
-        None, "memory for the pages in bytes; default: a quarter of the free memory, at most 4 GiB on a CPU", low=1
+        None,
+        "memory for the pages in bytes; default: a quarter of the free memory, at most 4 GiB on a CPU",
+        low=1,
     )
     prefix_cache: bool = option(True, "keep computed prefixes for later requests")
     eviction: Literal["lru", "lfu", "fifo", "priority"] = option("lru", "which cached pages go first")
@@ -64,12 +71,17 @@ class SchedConfig:
 
     max_step_tokens: int = option(2048, "most new tokens in one step, all sequences", low=1, high=1 << 20)
     max_running: int = option(64, "most sequences in one step", low=1, high=4096)
-    max_waiting: int = option(10_000, "most waiting sequences; one more is refused (429)", low=1, high=1 << 20)
+    max_waiting: int = option(
+        10_000, "most waiting sequences; one more is refused (429)", low=1, high=1 << 20
+    )
     policy: Literal["cache_aware", "fcfs", "priority"] = option(
         "cache_aware", "order of the waiting list; cache_aware = most cached tokens first, within max_skips"
     )
     max_skips: int = option(
         64, "most steps in which later arrivals may pass a waiting request", low=0, high=1 << 20
+    )
+    checks: Literal["idle", "step"] = option(
+        "idle", "when the engine audits its invariants: after a second without work, or after every step"
     )
     seed: int | None = option(
         None, "seeds the requests that bring no seed of their own; default: drawn from the system", low=0
@@ -110,7 +122,9 @@ class EngineConfig:
         sections: dict[str, Any] = {}
         for section, section_type in _sections():
             values = {item.name: options[item.name] for item in fields(section_type) if item.name in options}
-            sections[section] = section_type(**{name: _checked(name, value) for name, value in values.items()})
+            sections[section] = section_type(
+                **{name: _checked(name, value) for name, value in values.items()}
+            )
         return cls(**sections)
 
     @classmethod
@@ -190,7 +204,9 @@ def _checked(name: str, value: Any) -> Any:
         if value not in choices:
             near = suggest(str(value), choices)
             raise InvalidRequest(
-                f"{name} must be one of {', '.join(choices)}, got {value!r}.{near}", parameter=name, value=value
+                f"{name} must be one of {', '.join(choices)}, got {value!r}.{near}",
+                parameter=name,
+                value=value,
             )
         return value
     kind = next(item for item in allowed if item is not type(None))

@@ -1,0 +1,143 @@
+"""radixrt: a structured-generation runtime with a radix prefix cache.
+
+Names are loaded on first use, so that the parts without tensors start in milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radixrt.config import EngineConfig
+    from radixrt.delivery import OutputCollector
+    from radixrt.engine import AsyncEngine, Engine, PrefixReport
+    from radixrt.errors import (
+        DeviceError,
+        EngineError,
+        EngineStopped,
+        GrammarDeadEnd,
+        GrammarTooCostly,
+        InvalidRequest,
+        InvariantViolation,
+        ModelLoadError,
+        NeverFits,
+        ProgramError,
+        PromptTooLong,
+        QueueFull,
+        RadixrtError,
+        RequestAborted,
+        RequestError,
+        UnknownModel,
+        UnsupportedGrammar,
+    )
+    from radixrt.loop import Ticket
+    from radixrt.metrics import EngineStats
+    from radixrt.types import (
+        FinishReason,
+        GenerateRequest,
+        GenerationOutput,
+        GrammarSpec,
+        Namespace,
+        OutputChunk,
+        Sample,
+        SamplingParams,
+        TextPiece,
+        TokenLogprob,
+        Usage,
+    )
+
+__version__ = "0.1.0"
+
+_ERRORS = (
+    "DeviceError",
+    "EngineError",
+    "EngineStopped",
+    "GrammarDeadEnd",
+    "GrammarTooCostly",
+    "InvalidRequest",
+    "InvariantViolation",
+    "ModelLoadError",
+    "NeverFits",
+    "ProgramError",
+    "PromptTooLong",
+    "QueueFull",
+    "RadixrtError",
+    "RequestAborted",
+    "RequestError",
+    "UnknownModel",
+    "UnsupportedGrammar",
+)
+_TYPES = (
+    "FinishReason",
+    "GenerateRequest",
+    "GenerationOutput",
+    "GrammarSpec",
+    "Namespace",
+    "OutputChunk",
+    "Sample",
+    "SamplingParams",
+    "TextPiece",
+    "TokenLogprob",
+    "Usage",
+)
+_HOMES = {
+    "AsyncEngine": "radixrt.engine",
+    "Engine": "radixrt.engine",
+    "EngineConfig": "radixrt.config",
+    "OutputCollector": "radixrt.delivery",
+    "EngineStats": "radixrt.metrics",
+    "PrefixReport": "radixrt.engine",
+    "Ticket": "radixrt.loop",
+    **dict.fromkeys(_ERRORS, "radixrt.errors"),
+    **dict.fromkeys(_TYPES, "radixrt.types"),
+}
+
+__all__ = [
+    "AsyncEngine",
+    "DeviceError",
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "EngineStats",
+    "EngineStopped",
+    "FinishReason",
+    "GenerateRequest",
+    "GenerationOutput",
+    "GrammarDeadEnd",
+    "GrammarSpec",
+    "GrammarTooCostly",
+    "InvalidRequest",
+    "InvariantViolation",
+    "ModelLoadError",
+    "Namespace",
+    "NeverFits",
+    "OutputChunk",
+    "OutputCollector",
+    "PrefixReport",
+    "ProgramError",
+    "PromptTooLong",
+    "QueueFull",
+    "RadixrtError",
+    "RequestAborted",
+    "RequestError",
+    "Sample",
+    "SamplingParams",
+    "TextPiece",
+    "Ticket",
+    "TokenLogprob",
+    "UnknownModel",
+    "UnsupportedGrammar",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'radixrt' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,149 @@
+"""From sequence updates to what a caller reads: chunks while a request runs, one output when it is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from radixrt.errors import EngineStopped
+from radixrt.sched.plan import SequenceUpdate
+from radixrt.sched.sequence import Sequence
+from radixrt.text.detokenizer import Detokenizer
+from radixrt.text.tokenizer import Tokenizer
+from radixrt.types import (
+    FinishReason,
+    GenerateRequest,
+    GenerationOutput,
+    OutputChunk,
+    Sample,
+    TokenLogprob,
+    Usage,
+)
+
+Deliver = Callable[["OutputChunk | BaseException"], None]
+
+
+class Delivery:
+    """Own the detokenizers and the reader of one request; used by the engine's thread only.
+
+    Invariant: `deliver` gets chunks, then exactly one last item: the chunk with the usage, or an error.
+
+    Args:
+        sequences: the request's samples in order.
+        deliver: called in the engine's thread; must return soon. If it raises, the request is aborted.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, sequences: list[Sequence], tokenizer: Tokenizer, deliver: Deliver
+    ) -> None:
+        self.request = request
+        self.sequences = sequences
+        self.is_done = False
+        self._deliver = deliver
+        self._detokenizers = [Detokenizer(tokenizer, stop=request.sampling.stop) for _ in sequences]
+        self._num_open = len(sequences)
+        self._has_begun = [False] * len(sequences)
+
+    def push(self, update: SequenceUpdate) -> FinishReason | None:
+        """Hand a sample's new tokens to the reader; give why it ended, if it did (also by a stop string)."""
+        sequence = update.sequence
+        index = sequence.sample_index
+        detokenizer = self._detokenizers[index]
+        allows_stop = sequence.num_output_tokens >= self.request.sampling.min_tokens
+        delta = detokenizer.push(update.token_ids, allow_stop=allows_stop)
+        text, reason = delta.text, update.finish_reason
+        if delta.is_stopped:
+            reason = FinishReason.STOP
+        elif reason is not None:
+            text += detokenizer.finish()
+        if reason is not None:
+            self._num_open -= 1
+        chunk = OutputChunk(
+            sample_index=index,
+            text=text,
+            token_ids=update.token_ids,
+            finish_reason=reason,
+            logprobs=update.logprobs,
+            prompt_logprobs=self._prompt_logprobs(sequence),
+            usage=self.usage() if self._num_open == 0 else None,
+        )
+        self._has_begun[index] = True
+        self.is_done = self._num_open == 0
+        self._deliver(chunk)
+        return reason
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error, unless it is done."""
+        if not self.is_done:
+            self.is_done = True
+            self._deliver(error)
+
+    def usage(self) -> Usage:
+        """Count where the request's tokens came from, so far."""
+        return Usage(
+            prompt_tokens=len(self.request.prompt_ids),
+            cached_tokens=self.sequences[0].num_cached,
+            computed_tokens=sum(sequence.num_forwarded for sequence in self.sequences),
+            forced_tokens=sum(sequence.num_forced for sequence in self.sequences),
+            output_tokens=sum(sequence.num_output_tokens for sequence in self.sequences),
+        )
+
+    def _prompt_logprobs(self, sequence: Sequence) -> tuple[TokenLogprob, ...]:
+        if self.request.sampling.prompt_logprobs is None or self._has_begun[sequence.sample_index]:
+            return ()
+        first = max(self.request.logprob_start, 1)
+        return tuple(sequence.token_logprobs[at] for at in range(first, sequence.num_prompt_tokens))
+
+
+class OutputCollector:
+    """Put a request's chunks together again.
+
+    Args:
+        prompt_ids: of the request, for the output.
+        clock: gives seconds; the output's `seconds` count from here to the last chunk.
+    """
+
+    def __init__(
+        self, prompt_ids: tuple[int, ...], *, num_samples: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._prompt_ids = prompt_ids
+        self._clock = clock
+        self._started = clock()
+        self._chunks: list[list[OutputChunk]] = [[] for _ in range(num_samples)]
+        self._usage: Usage | None = None
+        self._seconds = 0.0
+
+    def add(self, chunk: OutputChunk) -> bool:
+        """Take a chunk; give whether it was the request's last."""
+        self._chunks[chunk.sample_index].append(chunk)
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+            self._seconds = self._clock() - self._started
+        return self._usage is not None
+
+    def output(self) -> GenerationOutput:
+        """Give the whole output.
+
+        Raises:
+            EngineStopped: the last chunk has not come.
+        """
+        if self._usage is None:
+            raise EngineStopped("the output is not complete")
+        return GenerationOutput(
+            prompt_ids=self._prompt_ids,
+            samples=tuple(_sample(chunks) for chunks in self._chunks),
+            usage=self._usage,
+            prompt_logprobs=self._chunks[0][0].prompt_logprobs,
+            seconds=self._seconds,
+        )
+
+
+def _sample(chunks: list[OutputChunk]) -> Sample:
+    reason = chunks[-1].finish_reason
+    assert reason is not None
+    return Sample(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        finish_reason=reason,
+        logprobs=tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
+    )

@@ -1,0 +1,440 @@
+"""Engine and AsyncEngine: the loop of five verbs in its own thread, and the doors to it.
+
+    submit -> inbox -> [ plan -> build -> forward -> sample -> commit ] -> delivery -> reader
+
+The loop itself is in loop.py; here are the checks of a request and the ways to wait for its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import random
+from array import array
+from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+import torch
+
+from radixrt.config import EngineConfig, home_folder
+from radixrt.delivery import Deliver, Delivery, OutputCollector
+from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong, RadixrtError
+from radixrt.exec.resolve import ResolvedConfig, resolve
+from radixrt.exec.runner import ModelRunner
+from radixrt.grammar.cache import GrammarCache
+from radixrt.kv.cache import PrefixCache
+from radixrt.kv.store import KVStore
+from radixrt.loop import EngineLoop, Ticket
+from radixrt.metrics import EngineStats
+from radixrt.model.catalog import resolve as resolve_model
+from radixrt.model.loader import load_model
+from radixrt.model.spec import ModelSpec
+from radixrt.sched.scheduler import Scheduler
+from radixrt.sched.sequence import Sequence
+from radixrt.text.tokenizer import Tokenizer
+from radixrt.types import (
+    DEFAULT_NAMESPACE,
+    GenerateRequest,
+    GenerationOutput,
+    Namespace,
+    OutputChunk,
+    SamplingParams,
+)
+
+Prompt = str | Seq[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """Why a prompt hits the prefix cache as far as it does.
+
+    Attributes:
+        num_prompt_tokens, num_cached_tokens: a request with this prompt would compute the difference.
+        next_text: text of the first token after the longest match, None when all of it is cached.
+        cached_text: what the cache holds in its place (the nearest continuation, up to 32 tokens).
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    next_text: str | None
+    cached_text: str
+
+
+class Engine:
+    """Generate text with a model over a radix prefix cache.
+
+    Args:
+        model: catalog name, hub id, local folder or .gguf file.
+        options: any field of `EngineConfig`'s sections by its name, e.g. page_size=16.
+    Raises:
+        InvalidRequest: unknown option or bad value. UnknownModel, ModelLoadError: the model.
+    """
+
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
+        if model is not None:
+            options["model"] = str(model)
+        config = EngineConfig.load(options)
+        folder = resolve_model(config.model.model, home=home_folder())
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self.config: ResolvedConfig = resolve(
+            config,
+            folder=folder,
+            spec=ModelSpec.load(folder),
+            num_tokenizer_ids=self.tokenizer.vocab_size,
+        )
+        if config.model.threads is not None:
+            torch.set_num_threads(config.model.threads)
+        resolved = self.config
+        decoder = load_model(folder, device=resolved.device, dtype=resolved.dtype)
+        store = KVStore(resolved.layout, num_pages=resolved.num_pages, device=resolved.device)
+        self._runner = ModelRunner(decoder, store, num_token_ids=resolved.num_token_ids)
+        self._cache = PrefixCache(
+            resolved.num_pages,
+            page_size=config.kv.page_size,
+            is_enabled=config.kv.prefix_cache,
+            eviction=config.kv.eviction,
+        )
+        self._grammars = GrammarCache(
+            self.tokenizer, vocab_size=resolved.num_token_ids, config=config.grammar
+        )
+        self._seeds = random.Random(config.sched.seed)
+        self._arrivals = itertools.count()
+        self._loop = EngineLoop(self._runner, self._cache, Scheduler(self._cache, config.sched))
+
+    # -- requests ---------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, deliver: Deliver) -> Ticket:
+        """Start a request.
+
+        Args:
+            deliver: gets every OutputChunk, the last one with `usage`, or one exception; called in the engine's
+                thread, must return soon.
+        Raises:
+            RequestError: the request breaks a rule; nothing was started.
+            EngineStopped: the engine is closed or died.
+        """
+        request = self._checked(request)
+        grammar = request.sampling.grammar
+        compiled = self._grammars.get(grammar) if grammar is not None else None
+        seed = request.sampling.seed
+        if seed is None:
+            seed = self._seeds.getrandbits(64)
+        sequences: list[Sequence] = []
+        for sample_index in range(request.sampling.n):
+            sequences.append(
+                Sequence(
+                    request,
+                    arrival=next(self._arrivals),
+                    seed=seed,
+                    eos_ids=frozenset(self.tokenizer.eos_ids),
+                    sample_index=sample_index,
+                    leader=sequences[0] if sequences else None,
+                    matcher=compiled.start() if compiled is not None else None,
+                )
+            )
+        return self._loop.submit(Delivery(request, sequences, self.tokenizer, deliver))
+
+    @overload
+    def generate(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, namespace: Namespace = ...
+    ) -> GenerationOutput: ...
+    @overload
+    def generate(
+        self,
+        prompt: Seq[Prompt],
+        sampling: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        namespace: Namespace = ...,
+    ) -> list[GenerationOutput]: ...
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        sampling: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> GenerationOutput | list[GenerationOutput]:
+        """Generate for one prompt (text or token ids) or for a list of prompts, order kept.
+
+        Raises:
+            RequestError: a request breaks a rule; no request of the list is started.
+            EngineError: the first failure, in order, after all have ended.
+        """
+        prompts, is_batch = _as_prompts(prompt)
+        requests = [
+            self.request(item, params, namespace=namespace)
+            for item, params in zip(prompts, _as_sampling(sampling, len(prompts)), strict=True)
+        ]
+        outputs = [self._wait(handle) for handle in self._start(requests)]
+        for output in outputs:
+            if isinstance(output, BaseException):
+                raise output
+        results = [output for output in outputs if isinstance(output, GenerationOutput)]
+        return results if is_batch else results[0]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> Iterator[OutputChunk]:
+        """Give a request's chunks as they come; leaving the iterator early aborts the request."""
+        [handle] = self._start([self.request(prompt, sampling, namespace=namespace)])
+        return self._chunks(handle)
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> GenerateRequest:
+        """Encode a prompt into a request, checked as `submit` checks it."""
+        return self._checked(GenerateRequest(self._encode(prompt), sampling or SamplingParams(), namespace))
+
+    def _chunks(self, handle: _Handle) -> Iterator[OutputChunk]:
+        try:
+            is_last = False
+            while not is_last:
+                item = handle.items.get()
+                if isinstance(item, BaseException):
+                    raise item
+                is_last = item.usage is not None
+                yield item
+        finally:
+            handle.ticket.abort()
+
+    def _start(self, requests: Seq[GenerateRequest]) -> list[_Handle]:
+        handles: list[_Handle] = []
+        try:
+            for request in requests:
+                items: queue.SimpleQueue[OutputChunk | BaseException] = queue.SimpleQueue()
+                collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
+                handles.append(_Handle(items, collector, self.submit(request, items.put)))
+        except RadixrtError:
+            for handle in handles:
+                handle.ticket.abort()
+            raise
+        return handles
+
+    def _wait(self, handle: _Handle) -> GenerationOutput | BaseException:
+        try:
+            while True:
+                item = handle.items.get()
+                if isinstance(item, BaseException):
+                    return item
+                if handle.collector.add(item):
+                    return handle.collector.output()
+        finally:
+            handle.ticket.abort()  # also on Ctrl-C
+
+    # -- checks of a request ------------------------------------------------------------------------------
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        return tuple(prompt)
+
+    def _checked(self, request: GenerateRequest) -> GenerateRequest:
+        """Give the request with max_tokens cut to the context, or raise the RequestError it deserves."""
+        prompt_ids, sampling = request.prompt_ids, request.sampling
+        num_ids = self.config.num_token_ids
+        if not prompt_ids:
+            raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
+        _check_ids("prompt", prompt_ids, num_ids)
+        _check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
+        _check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
+        num_left = self.config.max_context - len(prompt_ids)
+        if num_left < 1:
+            raise PromptTooLong(
+                f"prompt must leave room for one token in the context of {self.config.max_context}, "
+                f"got {len(prompt_ids)} tokens",
+                parameter="prompt",
+                value=len(prompt_ids),
+            )
+        if not 0 <= request.logprob_start < len(prompt_ids):
+            raise InvalidRequest(
+                f"logprob_start must be in [0, {len(prompt_ids)}), got {request.logprob_start}",
+                parameter="logprob_start",
+                value=request.logprob_start,
+            )
+        if request.logprob_start and sampling.prompt_logprobs is None:
+            raise InvalidRequest(
+                "logprob_start needs prompt_logprobs", parameter="logprob_start", value=request.logprob_start
+            )
+        max_tokens = min(sampling.max_tokens, num_left)
+        num_most = len(prompt_ids) + max_tokens - 1  # the last token is never computed
+        if not self._cache.fits_ever(num_most):
+            raise NeverFits(
+                f"prompt and max_tokens must fit the pool of {self.config.num_kv_tokens} tokens, got {num_most}",
+                parameter="max_tokens",
+                value=sampling.max_tokens,
+            )
+        if max_tokens != sampling.max_tokens:
+            request = replace(request, sampling=replace(sampling, max_tokens=max_tokens))
+        return request
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    def explain(self, prompt: Prompt, *, namespace: Namespace = DEFAULT_NAMESPACE) -> PrefixReport:
+        """Say how much of a prompt is cached now, and what stands where it stops."""
+        token_ids = self._encode(prompt)
+        if not token_ids:
+            raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
+        _check_ids("prompt", token_ids, self.config.num_token_ids)
+        found = self._loop.ask(lambda: self._cache.explain(namespace, token_ids))
+        return PrefixReport(
+            num_prompt_tokens=found.num_prompt_tokens,
+            num_cached_tokens=found.num_cached_tokens,
+            next_text=None if found.next_token_id is None else self.tokenizer.token_text(found.next_token_id),
+            cached_text=self.tokenizer.decode(found.cached_token_ids[:32]),
+        )
+
+    def stats(self) -> EngineStats:
+        """Give the engine's counters and its present load."""
+        return self._loop.stats()
+
+    def clear_cache(self) -> int:
+        """Forget all prefixes that no running request uses; give how many pages became free."""
+        return self._loop.ask(self._cache.clear)
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless every owner's invariants hold."""
+        self._loop.check()
+
+    def close(self) -> None:
+        """Stop the loop; whoever still waits gets EngineStopped. Closing twice is fine."""
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncEngine:
+    """The same engine for asyncio: `await generate(...)`, `async for chunk in stream(...)`.
+
+    Args:
+        engine: an Engine to share, or the model's name; options as for Engine when it is made here.
+    """
+
+    def __init__(self, engine: Engine | str | Path | None = None, **options: Any) -> None:
+        if isinstance(engine, Engine) and options:
+            raise InvalidRequest(
+                "options must be given to the Engine itself", parameter=next(iter(options)), value=options
+            )
+        self.engine = engine if isinstance(engine, Engine) else Engine(engine, **options)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> GenerationOutput:
+        """Generate for one prompt; cancelling the task aborts the request."""
+        request = self.engine.request(prompt, sampling, namespace=namespace)
+        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
+        async for chunk in self._chunks(request):
+            collector.add(chunk)
+        return collector.output()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+    ) -> AsyncIterator[OutputChunk]:
+        """Give a request's chunks as they come; leaving early or cancelling aborts the request."""
+        async for chunk in self._chunks(self.engine.request(prompt, sampling, namespace=namespace)):
+            yield chunk
+
+    async def _chunks(self, request: GenerateRequest) -> AsyncIterator[OutputChunk]:
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
+        ticket = self.engine.submit(
+            request, lambda item: loop.call_soon_threadsafe(items.put_nowait, item) and None
+        )
+        try:
+            is_last = False
+            while not is_last:
+                item = await items.get()
+                if isinstance(item, BaseException):
+                    raise item
+                is_last = item.usage is not None
+                yield item
+        finally:
+            ticket.abort()
+
+    def close(self) -> None:
+        """Stop the engine; whoever still waits gets EngineStopped."""
+        self.engine.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    items: queue.SimpleQueue[OutputChunk | BaseException]
+    collector: OutputCollector
+    ticket: Ticket
+
+
+def _as_prompts(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
+    if isinstance(prompt, str):
+        return [prompt], False
+    if isinstance(prompt, Mapping) or not isinstance(prompt, Seq):
+        raise InvalidRequest(
+            f"prompt must be text, token ids or a list of these, got {type(prompt).__name__}",
+            parameter="prompt",
+            value=prompt,
+        )
+    items: list[Any] = list(prompt)
+    if not items:
+        raise InvalidRequest("prompt must have at least one token", parameter="prompt", value=prompt)
+    is_batch = isinstance(items[0], str | Seq)
+    return (items, True) if is_batch else ([items], False)
+
+
+def _as_sampling(
+    sampling: SamplingParams | Seq[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * num_prompts
+    if len(sampling) != num_prompts or not all(isinstance(item, SamplingParams) for item in sampling):
+        raise InvalidRequest(
+            f"sampling must be one SamplingParams, or one per prompt ({num_prompts})",
+            parameter="sampling",
+            value=sampling,
+        )
+    return list(sampling)
+
+
+def _check_ids(parameter: str, token_ids: Seq[int], num_ids: int) -> None:
+    try:
+        values = array("q", token_ids)
+    except (TypeError, OverflowError):
+        raise InvalidRequest(
+            f"{parameter} must hold whole numbers in [0, {num_ids})", parameter=parameter, value=token_ids
+        ) from None
+    if values and not (min(values) >= 0 and max(values) < num_ids):
+        wrong = next(value for value in values if not 0 <= value < num_ids)
+        raise InvalidRequest(
+            f"{parameter}: token ids must be in [0, {num_ids}), got {wrong}", parameter=parameter, value=wrong
+        )

@@ -1,0 +1,124 @@
+"""StepPlan -> tensors: what the decoder reads (BatchInputs) and what the sampler reads (SampleBatch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from radixrt.exec.randomness import uniform
+from radixrt.model.inputs import BatchInputs
+from radixrt.sched.plan import Chunk, StepPlan
+from radixrt.sched.sequence import Sequence
+from radixrt.types import SamplingParams
+
+MASK_WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row of logits from which a token is drawn.
+
+    Attributes:
+        sequence: whose next token it is (read only).
+        uniform: number in [0, 1), keyed by seed, sample and position.
+        mask: [ceil(V / 32)] int32, 1 = allowed; None = everything.
+        banned_ids: tokens that must not come now (ends before min_tokens).
+    """
+
+    sequence: Sequence
+    uniform: float
+    mask: np.ndarray[tuple[int], np.dtype[np.int32]] | None
+    banned_ids: tuple[int, ...]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.sequence.sampling
+
+
+def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> BatchInputs:
+    """Give one flattened ragged batch for a non-empty plan. Pure.
+
+    sample_rows holds, chunk after chunk, the rows of its scored positions and then its row to sample from.
+    """
+    chunks = plan.chunks
+    num_query_tokens = tuple(chunk.num_tokens for chunk in chunks)
+    query_start = np.concatenate([[0], np.cumsum(num_query_tokens)]).astype(np.int32)
+    positions = np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks])
+    token_ids = np.concatenate([np.frombuffer(_tokens(chunk), dtype=np.int32) for chunk in chunks])
+    page_table = np.zeros((len(chunks), max(-(-chunk.stop // page_size) for chunk in chunks)), dtype=np.int32)
+    for index, chunk in enumerate(chunks):
+        num_pages = -(-chunk.stop // page_size)
+        page_table[index, :num_pages] = _pages(chunk)[:num_pages]
+    owners = np.repeat(np.arange(len(chunks)), num_query_tokens)
+    slots = page_table[owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    rows = [
+        row
+        for chunk, first in zip(chunks, query_start, strict=False)
+        for row in [int(first) + position - 1 - chunk.start for position in _wanted(chunk)]
+    ]
+    return BatchInputs(
+        token_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device),
+        positions=torch.from_numpy(positions.astype(np.int64)).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        page_table=torch.from_numpy(page_table).to(device),
+        query_start=torch.from_numpy(query_start).to(device),
+        context_lens=torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32, device=device),
+        sample_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        num_query_tokens=num_query_tokens,
+        num_context_tokens=tuple(chunk.stop for chunk in chunks),
+    )
+
+
+def _tokens(chunk: Chunk) -> bytes:
+    return chunk.sequence.token_ids[chunk.start : chunk.stop].tobytes()
+
+
+def _pages(chunk: Chunk) -> list[int]:
+    assert chunk.sequence.lease is not None
+    return chunk.sequence.lease.pages
+
+
+def _wanted(chunk: Chunk) -> list[int]:
+    """Positions whose token distribution is wanted: the scored ones, then the next token's."""
+    return [*chunk.scored, *([chunk.stop] if chunk.wants_sample else [])]
+
+
+def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:
+    """Give one SampleRow per chunk that wants a sample, in plan order. Cost: one grammar mask per constrained row."""
+    rows = []
+    for chunk in plan.chunks:
+        if chunk.wants_sample:
+            sequence = chunk.sequence
+            draw = uniform(sequence.seed, sequence.sample_index, sequence.num_total)
+            rows.append(SampleRow(sequence, draw, _mask(sequence, vocab_size), _banned(sequence, vocab_size)))
+    return rows
+
+
+def _mask(sequence: Sequence, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
+    """Fill the grammar's mask; the ends are allowed exactly when the text so far is complete."""
+    if sequence.matcher is None:
+        return None
+    mask = np.zeros(-(-vocab_size // MASK_WORD_BITS), dtype=np.int32)
+    sequence.matcher.fill_mask(mask)
+    if sequence.allows_end:
+        for token_id in (*sequence.eos_ids, *sequence.sampling.stop_token_ids):
+            mask[token_id // MASK_WORD_BITS] |= np.int32(
+                np.uint32(1 << token_id % MASK_WORD_BITS).view(np.int32)
+            )
+    return mask
+
+
+def _banned(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
+    if sequence.allows_end or sequence.matcher is not None:
+        return ()
+    ends = (*sequence.eos_ids, *sequence.sampling.stop_token_ids)
+    return tuple(token_id for token_id in ends if token_id < vocab_size)
+
+
+def unpack_masks(masks: Seq[np.ndarray[tuple[int], np.dtype[np.int32]]], vocab_size: int) -> torch.Tensor:
+    """Give masks as [N, V] bool. Pure."""
+    bits = np.unpackbits(np.stack(masks).view(np.uint8), axis=1, bitorder="little")
+    return torch.from_numpy(bits[:, :vocab_size].astype(np.bool_))

@@ -1,0 +1,90 @@
+"""ModelRunner: carries out a plan on the device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from radixrt.errors import RadixrtError
+from radixrt.exec import sampler
+from radixrt.exec.batch import build_inputs, build_sample_rows
+from radixrt.kv.store import KVStore
+from radixrt.model.inputs import BatchInputs
+from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
+from radixrt.types import TokenLogprob
+
+
+class Model(Protocol):
+    """What the runner needs of a decoder."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+
+    def forward(self, inputs: BatchInputs, store: KVStore) -> torch.Tensor:
+        """Compute a batch, writing its KV into the store; give [S, model vocabulary] float32 logits."""
+
+
+class ModelRunner:
+    """Own the model and the KV store.
+
+    Args:
+        num_token_ids: ids that the tokenizer can decode; a model's padding columns after them are never drawn.
+    """
+
+    def __init__(self, model: Model, store: KVStore, *, num_token_ids: int) -> None:
+        self.model = model
+        self.store = store
+        self.num_token_ids = num_token_ids
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan: copies, forward, masks, sampling.
+
+        Changes: the store.
+        """
+        self.store.copy_pages(plan.page_copies)
+        inputs = build_inputs(plan, page_size=self.store.layout.page_size, device=self.model.device)
+        logits = self.model.forward(inputs, self.store)
+        return self._sample(plan, logits[:, : self.num_token_ids])
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+        # Rows of logits, chunk after chunk: [its scored positions][its next token]
+        rows = build_sample_rows(plan, vocab_size=self.num_token_ids)
+        sample_at, scored_at, row = [], [], 0
+        for chunk in plan.chunks:
+            scored_at.append(range(row, row + len(chunk.scored)))
+            row += len(chunk.scored)
+            if chunk.wants_sample:
+                sample_at.append(row)
+                row += 1
+        drawn = sampler.sample(logits if len(sample_at) == len(logits) else logits[sample_at], rows)
+        outcomes = iter(zip(drawn, sample_at, strict=True))
+        results = []
+        for chunk, scored in zip(plan.chunks, scored_at, strict=True):
+            known = self._score(chunk, logits[scored.start : scored.stop])
+            if not chunk.wants_sample:
+                results.append(ChunkResult(scored=known))
+                continue
+            outcome, at = next(outcomes)
+            if isinstance(outcome, RadixrtError):
+                results.append(ChunkResult(error=outcome))
+            else:
+                results.append(ChunkResult(outcome, _logprob(chunk, logits[at], outcome), known))
+        return StepResult(tuple(results))
+
+    def _score(self, chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
+        """Give the logprobs of a chunk's known tokens."""
+        sequence, sampling = chunk.sequence, chunk.sequence.sampling
+        token_ids = [sequence.token_ids[position] for position in chunk.scored]
+        num_top = [
+            (sampling.prompt_logprobs if position < sequence.num_prompt_tokens else sampling.logprobs) or 0
+            for position in chunk.scored
+        ]
+        return tuple(sampler.token_logprobs(logits, token_ids, num_top))
+
+
+def _logprob(chunk: Chunk, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
+    num_top = chunk.sequence.sampling.logprobs
+    return None if num_top is None else sampler.token_logprobs(logits[None], [token_id], [num_top])[0]

@@ -1,0 +1,253 @@
+"""PrefixCache: the scheduler's only door to pages and prefixes. Integers only."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+
+from radixrt.errors import InvariantViolation
+from radixrt.kv.eviction import POLICIES
+from radixrt.kv.pool import PageCopy, PagePool
+from radixrt.kv.radix import PrefixMatch, RadixTree, pack
+from radixrt.types import Namespace, TokenIds
+
+
+class PageLease:
+    """The pages one sequence holds, in order; append-only.
+
+    Attributes:
+        num_shared_tokens: leading tokens whose KV was there when the lease began, the copied ones included.
+
+    Invariants: one pool reference per page, and one for the source of `pending_copy`, while live.
+    Slots whose tokens are published are never written again.
+    """
+
+    __slots__ = ("is_live", "num_shared_tokens", "pages", "pending_copy")
+
+    def __init__(self, pages: list[int], pending_copy: PageCopy | None, *, num_shared_tokens: int) -> None:
+        self.pages = pages
+        self.pending_copy = pending_copy
+        self.num_shared_tokens = num_shared_tokens
+        self.is_live = True
+
+    @property
+    def held_pages(self) -> list[int]:
+        """All pages with a reference of this lease."""
+        return self.pages + ([self.pending_copy.source] if self.pending_copy else [])
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixExplanation:
+    """Why a prompt hits as far as it does, in token ids.
+
+    Attributes:
+        num_prompt_tokens: length of the prompt.
+        num_cached_tokens: tokens that a request with this prompt would take from the cache now.
+        next_token_id: the prompt's first token after the longest match, None when all of it is cached.
+        cached_token_ids: what the cache holds after the match in place of it (the nearest continuation).
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    next_token_id: int | None
+    cached_token_ids: tuple[int, ...]
+
+
+class PrefixCache:
+    """Own the pool, the tree and the live leases.
+
+    Invariants: for every page, refs == live leases that hold it + times the tree names it.
+
+    Args:
+        num_pages: pages of the pool, padding included.
+        is_enabled: False keeps nothing and finds nothing; leases work the same.
+        eviction: name of a policy in `radixrt.kv.eviction`.
+    """
+
+    def __init__(
+        self, num_pages: int, *, page_size: int, is_enabled: bool = True, eviction: str = "lru"
+    ) -> None:
+        self.page_size = page_size
+        self.is_enabled = is_enabled
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(self.pool, page_size=page_size, eviction_key=POLICIES[eviction])
+        self.num_evicted_pages = 0
+        self.version = 0  # grows whenever a lookup may give something else
+        self._leases: set[PageLease] = set()
+        self._leased: Counter[int] = Counter()
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        """Give how many pages hold num_tokens. Pure."""
+        return -(-num_tokens // self.page_size)
+
+    def fits_ever(self, num_tokens: int) -> bool:
+        """Tell whether an empty pool could hold a sequence this long. Pure."""
+        return self.num_pages_for(num_tokens) <= self.pool.capacity
+
+    @property
+    def num_obtainable_pages(self) -> int:
+        """Pages that are free or that only the tree holds."""
+        return self.pool.capacity - len(self._leased)
+
+    def lookup(
+        self, namespace: Namespace, token_ids: array[int], *, max_tokens: int | None = None
+    ) -> PrefixMatch:
+        """Find the longest cached prefix; at most len(token_ids) - 1, so that one token is computed.
+
+        Changes: nothing.
+        """
+        limit = len(token_ids) - 1 if max_tokens is None else min(max_tokens, len(token_ids) - 1)
+        if not self.is_enabled or limit <= 0:
+            return PrefixMatch(namespace, (), None, 0, 0)
+        return self.tree.lookup(namespace, token_ids.tobytes(), max_tokens=limit)
+
+    def explain(self, namespace: Namespace, token_ids: TokenIds) -> PrefixExplanation:
+        """Say how far a prompt would hit and what differs there. Changes: nothing."""
+        tokens = pack(token_ids)
+        longest = self.tree.lookup(namespace, tokens, max_tokens=len(token_ids)).num_tokens
+        num_cached = min(longest, len(token_ids) - 1) if self.is_enabled else 0
+        return PrefixExplanation(
+            num_prompt_tokens=len(token_ids),
+            num_cached_tokens=num_cached,
+            next_token_id=token_ids[longest] if longest < len(token_ids) else None,
+            cached_token_ids=tuple(self.tree.continuation(namespace, tokens)),
+        )
+
+    # -- leases -----------------------------------------------------------------------------------------
+
+    def admit(self, match: PrefixMatch, *, num_tokens: int) -> PageLease | None:
+        """Lease pages for num_tokens, the matched ones shared; None = not now, and nothing changed.
+
+        A partial match becomes `lease.pending_copy`, to be carried out before the step writes; it is given up
+        when the pool cannot hold the page to copy from beside the sequence's own.
+        Changes: references; evicts when the free list is too short.
+        """
+        pages = list(match.pages)
+        lease = self._lease(pages, match.partial_page, match.num_partial_tokens, num_tokens)
+        if lease is None and match.partial_page is not None:
+            lease = self._lease(pages, None, 0, num_tokens)
+        return lease
+
+    def fork(self, lease: PageLease, *, num_shared_tokens: int, num_tokens: int) -> PageLease | None:
+        """Lease pages for num_tokens that share the first num_shared_tokens of another lease; None = not now.
+
+        Whole pages are shared by reference, the started one is copied.
+        """
+        num_whole, num_partial = divmod(num_shared_tokens, self.page_size)
+        partial_page = lease.pages[num_whole] if num_partial else None
+        return self._lease(lease.pages[:num_whole], partial_page, num_partial, num_tokens)
+
+    def _lease(
+        self, shared: list[int], partial_page: int | None, num_partial_tokens: int, num_tokens: int
+    ) -> PageLease | None:
+        # Retain first: what is shared must not be evicted to make room for the rest.
+        held = shared + ([partial_page] if partial_page is not None else [])
+        self._retain(held)
+        fresh = self._obtain(self.num_pages_for(num_tokens) - len(shared))
+        if fresh is None:
+            self._release(held)
+            return None
+        copy = None
+        if partial_page is not None:
+            copy = PageCopy(partial_page, fresh[0], num_partial_tokens)
+        num_shared_tokens = len(shared) * self.page_size + num_partial_tokens
+        lease = PageLease(shared + fresh, copy, num_shared_tokens=num_shared_tokens)
+        self._leases.add(lease)
+        return lease
+
+    def grow(self, lease: PageLease, *, num_tokens: int) -> bool:
+        """Append pages until the lease holds num_tokens; False = not now, and nothing changed."""
+        fresh = self._obtain(self.num_pages_for(num_tokens) - len(lease.pages))
+        if fresh is None:
+            return False
+        lease.pages += fresh
+        return True
+
+    def copied(self, lease: PageLease) -> None:
+        """Note that the lease's pending copy was carried out; its source is let go."""
+        if lease.pending_copy is not None:
+            source, lease.pending_copy = lease.pending_copy.source, None
+            self._release([source])
+
+    def release(self, lease: PageLease) -> None:
+        """Give up all pages of a lease, once."""
+        if not lease.is_live:
+            raise InvariantViolation("a lease was released twice")
+        lease.is_live = False
+        self._leases.remove(lease)
+        self._release(lease.held_pages)
+
+    # -- prefixes ---------------------------------------------------------------------------------------
+
+    def touch(self, namespace: Namespace, token_ids: array[int]) -> None:
+        """Count a use of the cached prefix of token_ids."""
+        if self.is_enabled:
+            self.tree.touch(namespace, token_ids.tobytes())
+
+    def publish(
+        self, lease: PageLease, namespace: Namespace, token_ids: array[int], *, priority: int = 0
+    ) -> None:
+        """Offer computed tokens for reuse: token_ids[i] lies in slot i of the lease.
+
+        Changes: the tree names those pages that it lacks.
+        """
+        if self.is_enabled and len(token_ids):
+            pages = lease.pages[: self.num_pages_for(len(token_ids))]
+            self.tree.insert(namespace, token_ids.tobytes(), pages, priority=priority)
+            self.version += 1
+
+    def clear(self) -> int:
+        """Evict everything that only the tree holds; give how many pages became free."""
+        return self._evict(self.tree.num_pages)
+
+    # -- pages ------------------------------------------------------------------------------------------
+
+    def _obtain(self, num_pages: int) -> list[int] | None:
+        if num_pages <= 0:
+            return []
+        if num_pages > self.num_obtainable_pages:
+            return None
+        missing = num_pages - self.pool.num_free
+        if missing > 0:
+            self._evict(missing)
+        pages = self.pool.allocate(num_pages)
+        if pages is not None:
+            self._leased.update(pages)
+        return pages
+
+    def _evict(self, num_pages: int) -> int:
+        num_freed = self.tree.evict(num_pages)
+        self.num_evicted_pages += num_freed
+        self.version += 1
+        return num_freed
+
+    def _retain(self, pages: list[int]) -> None:
+        self.pool.retain(pages)
+        self._leased.update(pages)
+
+    def _release(self, pages: list[int]) -> None:
+        self.pool.release(pages)
+        for page in pages:
+            if self._leased[page] == 1:
+                del self._leased[page]
+            else:
+                self._leased[page] -= 1
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless every reference has an owner. Cost: O(pages + nodes)."""
+        self.pool.check()
+        self.tree.check()
+        leased: Counter[int] = Counter()
+        for lease in self._leases:
+            leased.update(lease.held_pages)
+        if leased != self._leased:
+            raise InvariantViolation("the count of leased pages differs from the leases")
+        owners = leased + Counter(self.tree.pages())
+        for page in range(self.pool.num_pages):
+            if self.pool.refs[page] != owners[page]:
+                raise InvariantViolation(
+                    f"page {page} has {self.pool.refs[page]} references and {owners[page]} owners"
+                )

@@ -1,0 +1,50 @@
+"""Which leaf of the radix tree loses its tail first: a key per policy, smallest first.
+
+Keys only grow while a node lives, so the tree's queue may hold stale (too small) keys and correct them when
+they come up. A counter stands for time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class EvictionFacts(Protocol):
+    """What a policy may know of a node."""
+
+    last_used: int
+    created: int
+    num_hits: int
+    priority: int
+
+
+EvictionKey = tuple[int, ...]
+
+
+def lru(node: EvictionFacts) -> EvictionKey:
+    """Least recently used first."""
+    return (node.last_used,)
+
+
+def lfu(node: EvictionFacts) -> EvictionKey:
+    """Least often used first, then least recently."""
+    return (node.num_hits, node.last_used)
+
+
+def fifo(node: EvictionFacts) -> EvictionKey:
+    """Oldest first."""
+    return (node.created,)
+
+
+def priority(node: EvictionFacts) -> EvictionKey:
+    """Lowest priority first, then least recently used."""
+    return (node.priority, node.last_used)
+
+
+POLICIES: dict[str, Callable[[EvictionFacts], EvictionKey]] = {
+    "lru": lru,
+    "lfu": lfu,
+    "fifo": fifo,
+    "priority": priority,
+}

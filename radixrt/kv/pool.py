@@ -1,0 +1,83 @@
+"""PagePool: which pages are free and how many owners each other page has. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from radixrt.errors import InvariantViolation
+
+PADDING_PAGE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy page `source` to page `target` before the step writes; its first `num_tokens` slots count."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+class PagePool:
+    """Own the reference counts and the free list.
+
+    Invariants: refs[page] == 0 <=> page is in the free list exactly once; page 0 is padding and belongs
+    to nobody; num_free + pages in use == num_pages - 1.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.refs = [0] * num_pages
+        self._free = list(range(num_pages - 1, PADDING_PAGE, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def capacity(self) -> int:
+        """Pages that can be used at all."""
+        return self.num_pages - 1
+
+    def allocate(self, num_pages: int) -> list[int] | None:
+        """Take free pages, each with one reference; None when there are too few (nothing is taken)."""
+        if num_pages > len(self._free):
+            return None
+        if num_pages == 0:
+            return []
+        pages = self._free[-num_pages:][::-1]
+        del self._free[-num_pages:]
+        for page in pages:
+            self.refs[page] = 1
+        return pages
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """Add one reference to pages that are in use."""
+        for page in pages:
+            if self.refs[page] == 0:
+                raise InvariantViolation(f"retain of page {page}, which is free")
+            self.refs[page] += 1
+
+    def release(self, pages: Iterable[int]) -> int:
+        """Drop one reference of each page; give how many became free."""
+        num_freed = 0
+        for page in pages:
+            if self.refs[page] == 0:
+                raise InvariantViolation(f"release of page {page}, which is free")
+            self.refs[page] -= 1
+            if self.refs[page] == 0:
+                self._free.append(page)
+                num_freed += 1
+        return num_freed
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless the invariants hold. Cost: O(num_pages)."""
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise InvariantViolation("a page is twice in the free list")
+        if PADDING_PAGE in free or self.refs[PADDING_PAGE] != 0:
+            raise InvariantViolation("the padding page is owned or free")
+        for page in range(1, self.num_pages):
+            if self.refs[page] < 0 or (self.refs[page] == 0) != (page in free):
+                raise InvariantViolation(f"page {page}: {self.refs[page]} references, free: {page in free}")

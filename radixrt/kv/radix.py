@@ -1,0 +1,419 @@
+"""RadixTree: computed prefixes as a tree of page runs. Integers only.
+
+Edges are exact token ids, compared as tokens. Inside the tree they are packed, four bytes a token, so that a
+comparison is one memcmp and the longest common prefix of two children is found by bisection: in sorted order
+the best partial match stands next to the place where the wanted key would be inserted.
+
+             root of a namespace
+               | [t0 .. t31] pages 4 9        whole pages only: it has children
+         ______|______
+        |             |
+   [t32 .. t47]   [t32' .. t40']              a leaf; its last page may be partly filled
+    page 7         page 2 (9 of 16 slots)
+
+Sources: RadixAttention (arXiv:2312.07104) for the tree over KV; TGI's radix trie for the counter in place of a
+clock and the truncation of tails.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from radixrt.errors import InvariantViolation
+from radixrt.kv.eviction import EvictionFacts, EvictionKey, lru
+from radixrt.kv.pool import PagePool
+from radixrt.types import DEFAULT_NAMESPACE, Namespace
+
+TOKEN_BYTES = array("i").itemsize
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Give token ids as bytes, TOKEN_BYTES each. Pure."""
+    return array("i", token_ids).tobytes()
+
+
+def unpack(tokens: bytes) -> list[int]:
+    """Give packed tokens as ints. Pure."""
+    return array("i", tokens).tolist()
+
+
+def num_common_tokens(left: bytes, right: bytes) -> int:
+    """Give how many leading tokens two packed runs share. Pure. Cost: O(log n) comparisons."""
+    low, high = 0, min(len(left), len(right)) // TOKEN_BYTES
+    if left[: high * TOKEN_BYTES] == right[: high * TOKEN_BYTES]:
+        return high
+    # The runs agree on [0, low) and differ somewhere in [low, high).
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low * TOKEN_BYTES : middle * TOKEN_BYTES] == right[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The cached prefix of a prompt.
+
+    Attributes:
+        namespace: where it was found.
+        pages: whole pages, in order.
+        partial_page: a page whose first `num_partial_tokens` slots also match, or None; to be copied from.
+        num_tokens: all matching tokens; less than the prompt's length.
+    """
+
+    namespace: Namespace
+    pages: tuple[int, ...]
+    partial_page: int | None
+    num_partial_tokens: int
+    num_tokens: int
+
+
+class RadixNode:
+    """A run of pages. Invariants: the first min(page, all) packed tokens are its key in the parent;
+    len(pages) == ceil(num_tokens / page_size); only a leaf's last page may be partly filled."""
+
+    __slots__ = (
+        "child_keys",
+        "children",
+        "created",
+        "is_queued",
+        "last_used",
+        "num_hits",
+        "pages",
+        "parent",
+        "priority",
+        "tokens",
+    )
+
+    def __init__(self, parent: RadixNode | None, tokens: bytes, pages: list[int], *, created: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[bytes, RadixNode] = {}
+        self.child_keys: list[bytes] = []
+        self.created = created
+        self.last_used = created
+        self.num_hits = 0
+        self.priority = 0
+        self.is_queued = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class RadixTree:
+    """Own which pages hold which prefixes; holds one pool reference per page it names.
+
+    Invariants: no child's key is a prefix of a sibling's; every leaf is in the eviction queue.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, page_size: int, eviction_key: Callable[[EvictionFacts], EvictionKey] = lru
+    ) -> None:
+        self.pool = pool
+        self.page_size = page_size
+        self.num_pages = 0
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._eviction_key = eviction_key
+        self._counter = 0
+        self._roots: dict[Namespace, RadixNode] = {}
+        self._queue: list[tuple[EvictionKey, int, RadixNode]] = []  # heap; keys may be stale, never too large
+        self._num_queued = 0  # breaks ties, so that nodes are never compared
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def lookup(self, namespace: Namespace, tokens: bytes, *, max_tokens: int) -> PrefixMatch:
+        """Find the longest cached prefix of packed `tokens`, at most max_tokens long. Changes: nothing."""
+        node = self._roots.get(namespace)
+        pages: list[int] = []
+        start = 0  # bytes of `tokens` matched so far, whole nodes only
+        limit = max_tokens * TOKEN_BYTES
+        while node is not None:
+            child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None:
+                break
+            if num_common == self.page_size and len(child.tokens) > self._page_bytes:
+                num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
+            pages += child.pages[: -(-num_common // self.page_size)]
+            start += num_common * TOKEN_BYTES
+            if num_common * TOKEN_BYTES < len(child.tokens) or start >= limit:
+                break
+            node = child
+        return self._match(namespace, pages, min(start, limit) // TOKEN_BYTES)
+
+    def _match(self, namespace: Namespace, pages: list[int], num_tokens: int) -> PrefixMatch:
+        num_whole, num_partial = divmod(num_tokens, self.page_size)
+        partial_page = pages[num_whole] if num_partial else None
+        return PrefixMatch(namespace, tuple(pages[:num_whole]), partial_page, num_partial, num_tokens)
+
+    def _best_child(self, node: RadixNode, key: bytes) -> tuple[RadixNode | None, int]:
+        """Give the child that shares most leading tokens with `key` (at most a page), and how many."""
+        exact = node.children.get(key)
+        if exact is not None:
+            return exact, len(key) // TOKEN_BYTES
+        place = bisect_left(node.child_keys, key)
+        best, most = None, 0
+        for neighbour in node.child_keys[max(place - 1, 0) : place + 1]:
+            num_common = num_common_tokens(neighbour, key)
+            if num_common > most:
+                best, most = node.children[neighbour], num_common
+        return best, most
+
+    def continuation(self, namespace: Namespace, tokens: bytes) -> list[int]:
+        """Give the tokens that the tree holds after the longest match of `tokens`, at most one node's. Pure."""
+        node, start = self._roots.get(namespace), 0
+        while node is not None:
+            child, _ = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None:
+                break
+            num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
+            if num_common < child.num_tokens:
+                return unpack(child.tokens[num_common * TOKEN_BYTES :])
+            node, start = child, start + len(child.tokens)
+        return []
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def touch(self, namespace: Namespace, tokens: bytes) -> None:
+        """Count a use of every node on the path of `tokens`.
+
+        Changes: recency and hit counts only.
+        """
+        self._counter += 1
+        node, start = self._roots.get(namespace), 0
+        while node is not None:
+            child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None or num_common == 0:
+                return
+            child.last_used = self._counter
+            child.num_hits += 1
+            start += len(child.tokens)
+            if start >= len(tokens) or tokens[start - len(child.tokens) : start] != child.tokens:
+                return
+            node = child
+
+    def insert(self, namespace: Namespace, tokens: bytes, pages: Sequence[int], *, priority: int = 0) -> None:
+        """Name `pages` as holding `tokens` where the tree has no pages for them yet.
+
+        Args:
+            tokens: packed; their KV is computed.
+            pages: ceil(num_tokens / page_size) pages; each newly named one gets a reference.
+            priority: every node on the path has at least this one; only the `priority` policy reads it.
+        Changes: tree and references. Pages for tokens that the tree holds already are left alone.
+        """
+        self._counter += 1
+        node = self._roots.get(namespace)
+        if node is None:
+            node = self._roots[namespace] = RadixNode(None, b"", [], created=self._counter)
+        start = 0
+        while start < len(tokens):
+            rest = tokens[start:] if start else tokens
+            rest_pages = pages[start // self._page_bytes :]
+            child, num_common = self._best_child(node, rest[: self._page_bytes])
+            if child is None or not self._shares_key(child, rest, num_common):
+                self._add_leaf(node, rest, list(rest_pages), priority=priority)
+                return
+            child.last_used = self._counter
+            child.priority = max(child.priority, priority)
+            num_common = num_common_tokens(child.tokens, rest[: len(child.tokens)])
+            if num_common == child.num_tokens and num_common % self.page_size == 0:
+                if child.children or len(rest) == len(child.tokens):
+                    node, start = child, start + len(child.tokens)
+                    continue
+                self._extend_leaf(child, rest, rest_pages)
+                return
+            if num_common == child.num_tokens:
+                self._extend_leaf(child, rest, rest_pages)
+                return
+            if num_common * TOKEN_BYTES == len(rest):
+                return  # the tree already holds all of it
+            # Divergence inside the child: whole pages stay above, both continuations go below.
+            node = self._split(child, num_common // self.page_size)
+            start += len(node.tokens)
+
+    def _shares_key(self, child: RadixNode, rest: bytes, num_common: int) -> bool:
+        """Tell whether `rest` belongs on the child's path: same first page, or one is a prefix of the other."""
+        key_tokens = min(child.num_tokens, self.page_size)
+        return num_common in (key_tokens, len(rest) // TOKEN_BYTES)
+
+    def _add_leaf(self, parent: RadixNode, tokens: bytes, pages: list[int], *, priority: int) -> None:
+        leaf = RadixNode(parent, tokens, pages, created=self._counter)
+        leaf.priority = priority
+        self._link(parent, leaf)
+        self.pool.retain(pages)
+        self.num_pages += len(pages)
+        self._enqueue(leaf)
+
+    def _extend_leaf(self, leaf: RadixNode, tokens: bytes, pages: Sequence[int]) -> None:
+        """Replace a leaf's partly filled last page, if any, and go on with `pages`."""
+        if len(tokens) <= len(leaf.tokens):
+            return
+        num_kept = leaf.num_tokens // self.page_size
+        added = list(pages[num_kept:])
+        self.pool.retain(added)
+        dropped = leaf.pages[num_kept:]
+        parent = leaf.parent
+        assert parent is not None
+        self._unlink(parent, leaf)
+        leaf.tokens = tokens
+        leaf.pages[num_kept:] = added
+        self._link(parent, leaf)
+        self.pool.release(dropped)
+        self.num_pages += len(added) - len(dropped)
+        self._enqueue(leaf)
+
+    def _split(self, lower: RadixNode, num_pages: int) -> RadixNode:
+        """Cut a node after num_pages whole pages; give the new upper node (the parent when that is 0)."""
+        parent = lower.parent
+        assert parent is not None
+        if num_pages == 0:
+            return parent
+        cut = num_pages * self._page_bytes
+        self._unlink(parent, lower)
+        upper = RadixNode(parent, lower.tokens[:cut], lower.pages[:num_pages], created=lower.created)
+        upper.last_used, upper.num_hits, upper.priority = lower.last_used, lower.num_hits, lower.priority
+        lower.parent, lower.tokens, lower.pages = upper, lower.tokens[cut:], lower.pages[num_pages:]
+        self._link(parent, upper)
+        self._link(upper, lower)
+        return upper
+
+    def _key(self, node: RadixNode) -> bytes:
+        return node.tokens[: self._page_bytes]
+
+    def _link(self, parent: RadixNode, child: RadixNode) -> None:
+        key = self._key(child)
+        parent.children[key] = child
+        insort(parent.child_keys, key)
+
+    def _unlink(self, parent: RadixNode, child: RadixNode) -> None:
+        key = self._key(child)
+        del parent.children[key]
+        del parent.child_keys[bisect_left(parent.child_keys, key)]
+
+    # -- evicting ---------------------------------------------------------------------------------------
+
+    def evict(self, num_pages: int) -> int:
+        """Free up to num_pages pages that only the tree holds, from the tails of leaves in policy order.
+
+        Returns: how many pages became free.
+        Cost: O((num_pages + leaves held by leases) * log leaves).
+        """
+        num_freed = 0
+        held: list[RadixNode] = []
+        while num_freed < num_pages and self._queue:
+            key, _, node = heapq.heappop(self._queue)
+            node.is_queued = False
+            if node.children or node.parent is None:
+                continue  # no longer a leaf: it comes back when its last child goes
+            if key != self._eviction_key(node):
+                self._enqueue(node)
+                continue
+            num_freed += self._truncate(node, num_pages - num_freed)
+            if node.pages:
+                held.append(node)
+            else:
+                self._remove(node)
+        for node in held:
+            self._enqueue(node)
+        return num_freed
+
+    def _truncate(self, leaf: RadixNode, max_pages: int) -> int:
+        """Drop pages that only the tree holds from a leaf's tail; give how many."""
+        num_kept = len(leaf.pages)
+        while (
+            num_kept
+            and len(leaf.pages) - num_kept < max_pages
+            and self.pool.refs[leaf.pages[num_kept - 1]] == 1
+        ):
+            num_kept -= 1
+        dropped = leaf.pages[num_kept:]
+        if dropped:
+            if num_kept == 0:
+                assert leaf.parent is not None
+                self._unlink(leaf.parent, leaf)
+            leaf.pages = leaf.pages[:num_kept]
+            leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
+            self.pool.release(dropped)
+            self.num_pages -= len(dropped)
+        return len(dropped)
+
+    def _remove(self, leaf: RadixNode) -> None:
+        """Forget an emptied leaf; its parent may become a leaf, an empty root goes."""
+        parent, leaf.parent = leaf.parent, None
+        assert parent is not None
+        if parent.children:
+            return
+        if parent.parent is not None:
+            self._enqueue(parent)
+        else:
+            self._roots = {name: root for name, root in self._roots.items() if root is not parent}
+
+    def _enqueue(self, node: RadixNode) -> None:
+        if not node.is_queued:
+            self._num_queued += 1
+            node.is_queued = True
+            heapq.heappush(self._queue, (self._eviction_key(node), self._num_queued, node))
+
+    # -- checking ---------------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Give every node but the roots, parents first."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children.values())
+
+    def pages(self) -> Iterator[int]:
+        """Give every page that the tree names, once per naming."""
+        for node in self.nodes():
+            yield from node.pages
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless the invariants hold. Cost: O(nodes + pages)."""
+        queued = {id(node) for _, _, node in self._queue}
+        num_pages = 0
+        for node in self.nodes():
+            num_pages += len(node.pages)
+            where = f"node of {node.num_tokens} tokens, pages {node.pages[:4]}"
+            if not node.tokens or len(node.pages) != -(-node.num_tokens // self.page_size):
+                raise InvariantViolation(f"{where}: tokens and pages disagree")
+            if node.children and node.num_tokens % self.page_size:
+                raise InvariantViolation(f"{where}: an inner node ends inside a page")
+            if not node.children and not (node.is_queued and id(node) in queued):
+                raise InvariantViolation(f"{where}: a leaf is missing from the eviction queue")
+            if any(self.pool.refs[page] < 1 for page in node.pages):
+                raise InvariantViolation(f"{where}: names a free page")
+            self._check_children(node)
+        for root in self._roots.values():
+            self._check_children(root)
+        if num_pages != self.num_pages:
+            raise InvariantViolation(f"tree counts {self.num_pages} pages, names {num_pages}")
+
+    def _check_children(self, node: RadixNode) -> None:
+        if sorted(node.children) != node.child_keys:
+            raise InvariantViolation("children and their sorted keys disagree")
+        for key, child in node.children.items():
+            if child.parent is not node or self._key(child) != key:
+                raise InvariantViolation("a child's key or parent is wrong")
+        for left, right in zip(node.child_keys, node.child_keys[1:], strict=False):
+            if right.startswith(left):
+                raise InvariantViolation("a child's key is a prefix of its sibling's")
+
+    def num_cached_tokens(self, namespace: Namespace = DEFAULT_NAMESPACE) -> int:
+        """Give how many tokens one namespace holds. Cost: O(its nodes)."""
+        root = self._roots.get(namespace)
+        total, stack = 0, [root] if root else []
+        while stack:
+            node = stack.pop()
+            total += node.num_tokens
+            stack.extend(node.children.values())
+        return total

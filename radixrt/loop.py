@@ -1,0 +1,252 @@
+"""EngineLoop: the thread that runs plan, forward, commit and delivery, step after step.
+
+The thread owns scheduler, cache, sequences and store. Others reach them through the inbox: a submission, an abort
+or a question is a call that the thread makes between two steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from radixrt.delivery import Delivery
+from radixrt.errors import (
+    DeviceError,
+    EngineStopped,
+    InvariantViolation,
+    QueueFull,
+    RequestAborted,
+    first_line,
+)
+from radixrt.exec.runner import ModelRunner
+from radixrt.kv.cache import PrefixCache
+from radixrt.metrics import EngineMetrics, EngineStats
+from radixrt.sched.plan import SequenceUpdate, StepPlan
+from radixrt.sched.scheduler import Scheduler
+from radixrt.types import FinishReason
+
+logger = logging.getLogger("radixrt")
+T = TypeVar("T")
+IDLE_CHECK_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A submitted request.
+
+    Attributes:
+        request_id: made by the engine, unique in it.
+        abort: ends the request; its reader gets RequestAborted. Does nothing when the request is done.
+    """
+
+    request_id: int
+    abort: Callable[[], None]
+
+
+class EngineLoop:
+    """Own the thread. Invariant: every delivery in `_deliveries` gets exactly one last item."""
+
+    def __init__(self, runner: ModelRunner, cache: PrefixCache, scheduler: Scheduler) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._scheduler = scheduler
+        self._metrics = EngineMetrics()
+        self._deliveries: dict[int, Delivery] = {}
+        self._inbox: list[Callable[[], None]] = []
+        self._wake = threading.Condition()
+        self._is_closing = False
+        self._cause: BaseException | None = None  # why the loop died
+        self._num_open = 0  # sequences submitted and not finished
+        self._request_ids = itertools.count()
+        self._thread = threading.Thread(target=self._run, name="radixrt-engine", daemon=True)
+        self._thread.start()
+
+    # -- called from any thread -------------------------------------------------------------------------
+
+    def submit(self, delivery: Delivery) -> Ticket:
+        """Start a request's sequences.
+
+        Raises:
+            QueueFull: max_waiting more sequences than can run are open already.
+            EngineStopped: the loop is closed or died.
+        """
+        num_sequences = len(delivery.sequences)
+        with self._wake:
+            limit = self._scheduler.config.max_waiting + self._scheduler.config.max_running
+            if self._num_open + num_sequences > limit:
+                raise QueueFull(
+                    f"at most {limit} sequences may run or wait, {self._num_open} do",
+                    parameter="max_waiting",
+                    value=self._num_open,
+                )
+            request_id = next(self._request_ids)
+            self._post(lambda: self._begin(request_id, delivery))
+            self._num_open += num_sequences
+        return Ticket(request_id, lambda: self._abort_later(request_id))
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Run a call in the loop's thread, between two steps, and give its answer."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(question())
+            except BaseException as error:  # noqa: BLE001 - handed to the one who asked
+                future.set_exception(error)
+
+        with self._wake:
+            self._post(answer)
+        return future.result()
+
+    def stats(self) -> EngineStats:
+        """Give the counters."""
+        return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache))
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless every owner's invariants hold."""
+        self.ask(self._check)
+
+    def close(self) -> None:
+        """Stop the thread and wait for it; whoever still waits gets EngineStopped."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Put a call into the inbox (the lock is held)."""
+        if self._is_closing:
+            reason = f": {first_line(self._cause)}" if self._cause else ""
+            raise EngineStopped(f"the engine is stopped{reason}") from self._cause
+        self._inbox.append(call)
+        self._wake.notify()
+
+    def _abort_later(self, request_id: int) -> None:
+        with self._wake:
+            if not self._is_closing:
+                self._post(lambda: self._abort(request_id))
+
+    # -- the loop's thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_calls():
+                if not self._scheduler.is_idle:
+                    self._step()
+        except BaseException as error:
+            self._cause = error
+            logger.critical("the engine stopped: %s", first_line(error), exc_info=error)
+        self._end()
+
+    def _take_calls(self) -> bool:
+        """Wait for work, make the calls of the inbox; give False when the loop shall end."""
+        with self._wake:
+            has_rested = False
+            while not (self._inbox or self._is_closing) and self._scheduler.is_idle:
+                timed_out = not self._wake.wait(None if has_rested else IDLE_CHECK_DELAY_S)
+                if timed_out and not has_rested:
+                    has_rested = True
+                    self._check()
+            calls, self._inbox = self._inbox, []
+            is_closing = self._is_closing
+        for call in calls:
+            call()
+        return not is_closing
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan()
+        if not plan.chunks:
+            if not plan.preempted:
+                raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
+            return
+        for update in self._forward(plan):
+            self._deliver(update)
+        self._metrics.observe_step(plan)
+        if self._scheduler.config.checks == "step":
+            self._check()
+
+    def _forward(self, plan: StepPlan) -> list[SequenceUpdate]:
+        """Run a plan; a failure ends its sequences only, and the pages are audited."""
+        try:
+            result = self._runner.run(plan)
+        except InvariantViolation:
+            raise
+        except Exception as error:
+            logger.error("a step failed: %s", first_line(error), exc_info=error)
+            failure = DeviceError(f"the step failed: {first_line(error)}")
+            failure.__cause__ = error
+            updates = self._scheduler.fail(plan, failure)
+            self._check()
+            return updates
+        return self._scheduler.commit(plan, result)
+
+    def _deliver(self, update: SequenceUpdate) -> None:
+        request_id = update.sequence.request_id
+        delivery = self._deliveries.get(request_id)
+        if delivery is None:
+            return  # another sample of the request failed in this step
+        if update.error is not None:
+            self._close_request(request_id, update.error)
+            return
+        try:
+            reason = delivery.push(update)
+        except Exception as error:  # noqa: BLE001 - the reader's fault or absence
+            logger.warning("a reader failed, its request is aborted: %s", first_line(error))
+            delivery.is_done = True
+            self._close_request(request_id, error)
+            return
+        if reason is not None:
+            self._scheduler.finish(update.sequence, reason)
+        if delivery.is_done:
+            self._metrics.observe_finish(delivery.usage())
+            self._forget(request_id)
+
+    def _begin(self, request_id: int, delivery: Delivery) -> None:
+        self._deliveries[request_id] = delivery
+        for sequence in delivery.sequences:
+            sequence.request_id = request_id
+            self._scheduler.add(sequence)
+
+    def _abort(self, request_id: int) -> None:
+        if request_id in self._deliveries:
+            self._close_request(request_id, RequestAborted("the request was aborted"))
+
+    def _close_request(self, request_id: int, error: BaseException) -> None:
+        """End all samples of a request and tell its reader why."""
+        delivery = self._deliveries[request_id]
+        for sequence in delivery.sequences:
+            self._scheduler.finish(sequence, FinishReason.ABORT)
+        self._forget(request_id)
+        try:
+            delivery.fail(error)
+        except Exception as failure:  # noqa: BLE001 - nobody is left to tell
+            logger.warning("a reader could not be told of %r: %s", error, first_line(failure))
+
+    def _forget(self, request_id: int) -> None:
+        delivery = self._deliveries.pop(request_id)
+        with self._wake:
+            self._num_open -= len(delivery.sequences)
+
+    def _check(self) -> None:
+        self._scheduler.check()
+        self._runner.store.check()
+
+    def _end(self) -> None:
+        """Tell everyone who waits; nothing is accepted from here on."""
+        with self._wake:
+            self._is_closing = True
+            calls, self._inbox = self._inbox, []
+        stopped = EngineStopped("the engine was closed")
+        if self._cause is not None:
+            stopped = EngineStopped(f"the engine stopped: {first_line(self._cause)}")
+            stopped.__cause__ = self._cause
+        for call in calls:  # submissions become deliveries, questions get their answers
+            call()
+        for request_id in list(self._deliveries):
+            self._close_request(request_id, stopped)

@@ -1,0 +1,25 @@
+"""Token and page budgets of a step: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from radixrt.sched.sequence import Sequence
+
+
+def split_tokens(sequences: Iterable[Sequence], max_tokens: int) -> dict[Sequence, int]:
+    """Share a step's tokens among running sequences: decodes first, then prefills, oldest first. Pure.
+
+    Every decode gets all of its few tokens before a prefill takes a chunk, so that a long prompt never stops
+    the others' output.
+    """
+    shares: dict[Sequence, int] = {}
+    for sequence in sorted(sequences, key=lambda item: (item.is_prefilling, item.arrival)):
+        shares[sequence] = min(sequence.num_pending, max_tokens)
+        max_tokens -= shares[sequence]
+    return shares
+
+
+def leaves_headroom(*, num_needed_pages: int, num_obtainable_pages: int, num_running: int) -> bool:
+    """Tell whether an admission leaves one page for each running sequence to grow into. Pure."""
+    return num_running == 0 or num_needed_pages + num_running <= num_obtainable_pages

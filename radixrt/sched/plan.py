@@ -1,0 +1,85 @@
+"""What one step does, as frozen data: the plan before it, the result after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from radixrt.errors import RadixrtError
+from radixrt.kv.pool import PageCopy
+from radixrt.sched.sequence import Sequence
+from radixrt.types import FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Compute tokens [start, start + num_tokens) of a sequence in this step.
+
+    Attributes:
+        wants_sample: the chunk ends at the last known token, whose row of logits gives the next one.
+        scored: positions of known tokens whose logprob is wanted; the row before each one lies in the chunk.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    wants_sample: bool
+    scored: range
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Invariants: the slots written are distinct; copies are read before anything is written."""
+
+    chunks: tuple[Chunk, ...] = ()
+    page_copies: tuple[PageCopy, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What the model said about one chunk.
+
+    Attributes:
+        token_id: the sampled token, None when none was wanted or `error` is set.
+        logprob: of the sampled token, when asked for.
+        scored: one entry per position in `Chunk.scored`.
+        error: this sequence cannot go on; others are not concerned.
+    """
+
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+    scored: tuple[TokenLogprob, ...] = ()
+    error: RadixrtError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One ChunkResult per chunk of the plan, in its order."""
+
+    chunks: tuple[ChunkResult, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What a step changed for the reader of one sequence.
+
+    Attributes:
+        token_ids: output tokens that the reader has not seen; an end-of-sequence token is not among them.
+        logprobs: one entry per token id when asked for.
+        finish_reason: set on a sequence's last update.
+        error: set instead of finish_reason when the sequence failed.
+    """
+
+    sequence: Sequence
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: BaseException | None = None

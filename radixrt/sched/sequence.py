@@ -1,0 +1,207 @@
+"""Sequence: one running generation and its status machine.
+
+    token_ids:  [0 ............ num_prompt) prompt | [num_prompt ...... total) output
+    computed:   [0, cached) taken from pages | [cached, computed) went through the model | to compute
+
+Computed tokens chase total tokens: a prefill is a chunk of many, a decode a chunk of one, a run forced by the
+grammar a chunk of several.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum
+
+from radixrt.errors import InvariantViolation
+from radixrt.grammar.matcher import GrammarMatcher
+from radixrt.kv.cache import PageLease
+from radixrt.types import FinishReason, GenerateRequest, Namespace, SamplingParams, TokenLogprob
+
+
+class SequenceStatus(Enum):
+    """WAITING -> RUNNING -> FINISHED; back to WAITING only by preemption."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Own the tokens and the progress of one sample.
+
+    Invariants: 0 <= cached <= computed <= total; a lease exists <=> RUNNING; computed <= lease capacity.
+
+    Attributes:
+        request_id: given by the engine's loop when it takes the request.
+        arrival: order of submission; the samples of a request follow one another.
+        seed: keys all randomness of the sample together with sample_index and position.
+        leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
+        eos_ids: ids that end the sequence (empty under ignore_eos).
+        num_skips: steps in which a later arrival was admitted while this one waited.
+        num_cached: prompt tokens found in pages at the first admission.
+        num_forwarded: positions that went through the model, recomputation after preemption included.
+        num_forced: output tokens appended without sampling.
+        num_delivered: output tokens already handed out.
+        token_logprobs: logprobs of known tokens by position, where asked for.
+    """
+
+    __slots__ = (
+        "arrival",
+        "eos_ids",
+        "finish_reason",
+        "leader",
+        "lease",
+        "matcher",
+        "num_cached",
+        "num_computed",
+        "num_delivered",
+        "num_forced",
+        "num_forwarded",
+        "num_skips",
+        "request",
+        "request_id",
+        "sample_index",
+        "seed",
+        "status",
+        "token_ids",
+        "token_logprobs",
+    )
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        arrival: int,
+        seed: int,
+        eos_ids: frozenset[int] = frozenset(),
+        sample_index: int = 0,
+        leader: Sequence | None = None,
+        matcher: GrammarMatcher | None = None,
+    ) -> None:
+        self.request = request
+        self.request_id = -1
+        self.sample_index = sample_index
+        self.arrival = arrival
+        self.seed = seed
+        self.leader = leader
+        self.matcher = matcher
+        self.eos_ids = frozenset() if request.sampling.ignore_eos else eos_ids
+        self.token_ids = array("i", request.prompt_ids)
+        self.status = SequenceStatus.WAITING
+        self.lease: PageLease | None = None
+        self.finish_reason: FinishReason | None = None
+        self.num_computed = 0
+        self.num_cached = 0
+        self.num_forwarded = 0
+        self.num_forced = 0
+        self.num_delivered = 0
+        self.num_skips = 0
+        self.token_logprobs: dict[int, TokenLogprob] = {}
+        self.append_forced()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.request.namespace
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_total(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens still to compute."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_max_total(self) -> int:
+        """The longest this sequence can become."""
+        return self.num_prompt_tokens + self.sampling.max_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.num_prompt_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether nothing may follow the tokens that are there."""
+        if self.num_output_tokens >= self.sampling.max_tokens:
+            return True
+        return self.matcher is not None and self.matcher.is_terminated
+
+    @property
+    def allows_end(self) -> bool:
+        """Tell whether the sequence may end before its next token."""
+        if self.num_output_tokens < self.sampling.min_tokens:
+            return False
+        return self.matcher is None or self.matcher.is_accepting
+
+    @property
+    def wanted_logprobs(self) -> range:
+        """Positions whose token's logprob is wanted, as far as the tokens are known."""
+        sampling = self.sampling
+        start = max(self.request.logprob_start, 1)
+        if sampling.prompt_logprobs is None:
+            start = self.num_prompt_tokens
+        stop = self.num_prompt_tokens if sampling.logprobs is None else self.num_total
+        return range(start, max(start, stop))
+
+    @property
+    def num_settled(self) -> int:
+        """Leading tokens that lack nothing: all of them, or up to the first missing logprob."""
+        wanted = self.wanted_logprobs
+        return self.num_total if len(self.token_logprobs) >= len(wanted) else wanted[len(self.token_logprobs)]
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Most tokens that may come from the cache: one is always computed, and so is what must be scored."""
+        return self.num_settled - 1
+
+    def append_sampled(self, token_id: int, logprob: TokenLogprob | None) -> bool:
+        """Append a sampled token, or note that it ends the sequence; give whether it was appended.
+
+        The grammar has allowed the token (its mask was applied).
+        """
+        ends = token_id in self.eos_ids or token_id in self.sampling.stop_token_ids
+        if ends and self.allows_end:
+            return False
+        if self.matcher is not None and not self.matcher.accept(token_id):
+            raise InvariantViolation(f"the grammar's mask allowed token {token_id} and its accept refused it")
+        if logprob is not None:
+            self.token_logprobs[self.num_total] = logprob
+        self.token_ids.append(token_id)
+        self.append_forced()
+        return True
+
+    def append_forced(self) -> None:
+        """Append what the grammar leaves no choice about, within max_tokens."""
+        if self.matcher is None:
+            return
+        room = self.sampling.max_tokens - self.num_output_tokens
+        for token_id in self.matcher.forced_tokens()[:room]:
+            if not self.matcher.accept(token_id):
+                raise InvariantViolation(f"the grammar forced token {token_id} and its accept refused it")
+            self.token_ids.append(token_id)
+            self.num_forced += 1
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless the invariants hold."""
+        if not 0 <= self.num_cached <= max(self.num_computed, self.num_prompt_tokens):
+            raise InvariantViolation(f"cached {self.num_cached}, computed {self.num_computed}")
+        if not 0 <= self.num_computed <= self.num_total <= self.num_max_total:
+            raise InvariantViolation(f"computed {self.num_computed}, total {self.num_total}")
+        if (self.lease is not None) != (self.status is SequenceStatus.RUNNING):
+            raise InvariantViolation(f"{self.status} with lease {self.lease is not None}")
+        if (self.finish_reason is not None) and self.status is not SequenceStatus.FINISHED:
+            raise InvariantViolation(f"{self.status} with reason {self.finish_reason}")
