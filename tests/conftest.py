@@ -1,0 +1,27 @@
+"""Options and fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# One compute thread: the models of the unit tests are tiny and the machine is shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No option of the developer's shell may change what the tests see; the folder of model files may.
+for name in [name for name in os.environ if name.startswith("RADIXRT_") and name != "RADIXRT_HOME"]:
+    del os.environ[name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--walk-operations",
+        type=int,
+        default=20_000,
+        help="operations of each random walk (the long mode: 1000000)",
+    )
+
+
+@pytest.fixture
+def num_walk_operations(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--walk-operations"))

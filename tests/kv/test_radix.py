@@ -1,0 +1,177 @@
+import random
+
+import pytest
+
+from radixrt.errors import InvariantViolation
+from radixrt.kv.eviction import POLICIES
+from radixrt.kv.pool import PagePool
+from radixrt.kv.radix import RadixTree, num_common_tokens, pack, unpack
+from radixrt.types import DEFAULT_NAMESPACE, Namespace
+
+NS = DEFAULT_NAMESPACE
+
+
+class Shelf:
+    """A tree, its pool, and the pages of what was inserted."""
+
+    def __init__(self, num_pages=64, *, page_size=4, policy="lru"):
+        self.pool = PagePool(num_pages)
+        self.tree = RadixTree(self.pool, page_size=page_size, eviction_key=POLICIES[policy])
+
+    def insert(self, token_ids, *, namespace=NS, keep=False, priority=0):
+        pages = self.pool.allocate(-(-len(token_ids) // self.tree.page_size))
+        self.tree.insert(namespace, pack(token_ids), pages, priority=priority)
+        if not keep:
+            self.pool.release(pages)
+        self.tree.check()
+        self.pool.check()
+        return pages
+
+    def match(self, token_ids, *, namespace=NS):
+        return self.tree.lookup(namespace, pack(token_ids), max_tokens=len(token_ids))
+
+
+def test_packing_keeps_tokens():
+    token_ids = [0, 1, 49151, 2**31 - 1]
+    assert unpack(pack(token_ids)) == token_ids
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 17])
+@pytest.mark.parametrize("difference", [0, 1, 2, 16, 99])
+def test_num_common_tokens_counts_up_to_the_first_difference(length, difference):
+    left = list(range(1000, 1000 + length))
+    right = left.copy()
+    if difference < length:
+        right[difference] = 7
+    assert num_common_tokens(pack(left), pack(right + [5])) == min(length, difference)
+
+
+def test_match_ends_at_the_exact_token_inside_a_page():
+    shelf = Shelf(page_size=4)
+    pages = shelf.insert([1, 2, 3, 4, 5, 6, 7, 8])
+    match = shelf.match([1, 2, 3, 4, 5, 6, 9, 9, 9])
+    assert (match.num_tokens, match.pages, match.partial_page) == (6, (pages[0],), pages[1])
+    assert match.num_partial_tokens == 2
+
+
+def test_partly_filled_tail_is_found():
+    shelf = Shelf(page_size=4)
+    pages = shelf.insert([1, 2, 3, 4, 5])
+    match = shelf.match([1, 2, 3, 4, 5, 6])
+    assert (match.num_tokens, match.partial_page) == (5, pages[1])
+
+
+def test_longer_prompt_replaces_the_partly_filled_tail():
+    shelf = Shelf(page_size=4)
+    first = shelf.insert([1, 2, 3, 4, 5])
+    second = shelf.insert([1, 2, 3, 4, 5, 6, 7])
+    assert shelf.match([1, 2, 3, 4, 5, 6, 7, 8]).partial_page == second[1]
+    assert shelf.tree.num_pages == 2
+    assert shelf.pool.refs[first[1]] == 0
+
+
+def test_equal_pages_are_kept_once():
+    shelf = Shelf(page_size=4)
+    first = shelf.insert(list(range(8)))
+    second = shelf.insert(list(range(8)))
+    assert shelf.match(list(range(9))).pages == tuple(first)
+    assert all(shelf.pool.refs[page] == 0 for page in second)
+
+
+def test_best_partial_match_among_many_siblings_is_found():
+    shelf = Shelf(num_pages=400, page_size=8)
+    rng = random.Random(5)
+    stored = [[1, 2, 3] + [rng.randrange(3) for _ in range(5)] for _ in range(150)]
+    for token_ids in stored:
+        shelf.insert(token_ids)
+    for _ in range(200):
+        wanted = [1, 2, 3] + [rng.randrange(3) for _ in range(5)]
+        best = max(num_common_tokens(pack(wanted), pack(other)) for other in stored)
+        assert shelf.match(wanted).num_tokens == best
+
+
+def test_namespaces_share_nothing():
+    shelf = Shelf()
+    shelf.insert([1, 2, 3, 4], namespace=Namespace(salt="a"))
+    assert shelf.match([1, 2, 3, 4, 5], namespace=Namespace(salt="b")).num_tokens == 0
+    assert shelf.match([1, 2, 3, 4, 5], namespace=Namespace(adapter="a")).num_tokens == 0
+    assert shelf.match([1, 2, 3, 4, 5], namespace=Namespace(salt="a")).num_tokens == 4
+
+
+def test_lookup_changes_nothing():
+    shelf = Shelf(num_pages=3, page_size=4)
+    shelf.insert([1, 2, 3, 4])
+    shelf.insert([5, 6, 7, 8])
+    shelf.match([1, 2, 3, 4, 5])  # not a use: the older leaf still goes first
+    assert shelf.tree.evict(1) == 1
+    assert shelf.match([1, 2, 3, 4, 5]).num_tokens == 0
+
+
+def test_eviction_takes_tail_pages_first():
+    shelf = Shelf(page_size=4)
+    shelf.insert(list(range(16)))
+    assert shelf.tree.evict(1) == 1
+    assert shelf.match(list(range(17))).num_tokens == 12
+    shelf.tree.check()
+
+
+def test_eviction_takes_the_least_recently_used_leaf():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1])
+    shelf.insert([2, 2])
+    shelf.tree.touch(NS, pack([1, 1, 3]))
+    shelf.tree.evict(1)
+    assert shelf.match([1, 1, 3]).num_tokens == 2
+    assert shelf.match([2, 2, 3]).num_tokens == 0
+
+
+def test_parent_goes_only_after_its_children():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1, 2, 2])
+    shelf.insert([1, 1, 3, 3])
+    assert shelf.tree.evict(2) == 2
+    assert shelf.match([1, 1, 2, 2]).num_tokens == 2
+    assert shelf.tree.evict(5) == 1
+    assert shelf.tree.num_pages == 0
+    shelf.tree.check()
+
+
+def test_pages_held_by_a_lease_are_not_evicted():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1, 2, 2], keep=True)
+    shelf.insert([3, 3])
+    assert shelf.tree.evict(9) == 1
+    assert shelf.match([1, 1, 2, 2, 5]).num_tokens == 4
+    shelf.tree.check()
+
+
+def evicted_first(policy):
+    shelf = Shelf(page_size=1, policy=policy)
+    shelf.insert([1], priority=2)
+    shelf.insert([2], priority=1)
+    shelf.insert([3], priority=1)
+    for token_id in (1, 1, 3, 2):
+        shelf.tree.touch(NS, pack([token_id, 9]))
+    shelf.tree.evict(1)
+    [gone] = [token_id for token_id in (1, 2, 3) if shelf.match([token_id, 9]).num_tokens == 0]
+    return gone
+
+
+@pytest.mark.parametrize(("policy", "gone"), [("lru", 1), ("lfu", 3), ("fifo", 1), ("priority", 3)])
+def test_policies_choose_different_leaves(policy, gone):
+    assert evicted_first(policy) == gone
+
+
+def test_continuation_names_what_stands_in_the_prompts_place():
+    shelf = Shelf(page_size=4)
+    shelf.insert([1, 2, 3, 4, 5, 6, 7])
+    assert shelf.tree.continuation(NS, pack([1, 2, 9])) == [3, 4, 5, 6, 7]
+    assert shelf.tree.continuation(NS, pack([9])) == []
+
+
+def test_check_finds_a_lost_reference():
+    shelf = Shelf(page_size=4)
+    [page] = shelf.insert([1, 2, 3])
+    shelf.pool.release([page])
+    with pytest.raises(InvariantViolation, match="free page"):
+        shelf.tree.check()
