@@ -7,7 +7,6 @@ a sequence, generate and score. `Backend` says them as a protocol; `EngineBacken
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from radixrt import (
     GrammarSpec,
     InvalidRequest,
     OutputChunk,
+    OutputCollector,
     ProgramError,
     RequestAborted,
-    Sample,
     SamplingParams,
     TextPiece,
     TokenLogprob,
@@ -42,7 +41,6 @@ __all__ = [
     "ProgramError",
     "RequestAborted",
     "RuntimeEngine",
-    "Sample",
     "SamplingParams",
     "ScoredContinuation",
     "TextPiece",
@@ -166,10 +164,11 @@ class EngineBackend:
         return self._tokenizer.chat.open_role(history, role)
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        started = time.perf_counter()
-        async with aclosing(self._chunks(request)) as stream:
-            chunks = [chunk async for chunk in stream]
-        return _assemble(request.prompt_ids, chunks, seconds=time.perf_counter() - started)
+        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
+        async with aclosing(self._chunks(request)) as chunks:
+            async for chunk in chunks:
+                collector.add(chunk)
+        return collector.output()
 
     async def score(
         self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
@@ -214,28 +213,3 @@ class EngineBackend:
         finally:
             if not is_finished:
                 ticket.abort()
-
-
-def _assemble(
-    prompt_ids: tuple[int, ...], chunks: Sequence[OutputChunk], *, seconds: float
-) -> GenerationOutput:
-    """Put the chunks of a whole request together. Pure."""
-    of_sample: dict[int, list[OutputChunk]] = {}
-    for chunk in chunks:
-        of_sample.setdefault(chunk.sample_index, []).append(chunk)
-    samples = tuple(
-        Sample(
-            text="".join(chunk.text for chunk in part),
-            token_ids=tuple(token_id for chunk in part for token_id in chunk.token_ids),
-            finish_reason=next(chunk.finish_reason for chunk in part if chunk.finish_reason is not None),
-            logprobs=tuple(entry for chunk in part for entry in chunk.logprobs),
-        )
-        for _, part in sorted(of_sample.items())
-    )
-    return GenerationOutput(
-        prompt_ids=prompt_ids,
-        samples=samples,
-        usage=next(chunk.usage for chunk in reversed(chunks) if chunk.usage is not None),
-        prompt_logprobs=tuple(entry for chunk in of_sample[0] for entry in chunk.prompt_logprobs),
-        seconds=seconds,
-    )

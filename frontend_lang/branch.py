@@ -50,6 +50,14 @@ class ProgramRun:
         self.is_closed = False
         self.root = Branch(self, "root", transcript=Transcript(backend), variables={})
 
+    @property
+    def is_here(self) -> bool:
+        """Tell whether the caller runs on the program's own loop."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
     def tell(self, failure: Failure) -> None:
         """Note that a reader was told of a failure: the program may handle it."""
         if failure in self.untold:
@@ -59,18 +67,17 @@ class ProgramRun:
         """Raise ProgramError unless the caller runs on the program's own loop before its end."""
         if self.is_closed:
             raise ProgramError(f'program "{self.program}" has ended', program=self.program)
-        try:
-            is_here = asyncio.get_running_loop() is self.loop
-        except RuntimeError:
-            is_here = False
-        if not is_here:
+        if not self.is_here:
             raise ProgramError(
                 f'a State of program "{self.program}" was used outside the thread of its program',
                 program=self.program,
             )
 
     async def close(self) -> None:
-        """End what still runs; settle every variable that has no value."""
+        """End what still runs; settle every variable that has no value.
+
+        A task that never began its first step is cancelled without a word, so its branch is failed here.
+        """
         self.is_closed = True
         await cancel_all([branch.task for branch in self.branches if branch.task is not None])
         for branch in self.branches:

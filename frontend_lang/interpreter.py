@@ -7,7 +7,14 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from frontend_lang.backends import FinishReason, GenerateRequest, InvalidRequest, SamplingParams, TextPiece
+from frontend_lang.backends import (
+    FinishReason,
+    GenerateRequest,
+    InvalidRequest,
+    RequestAborted,
+    SamplingParams,
+    TextPiece,
+)
 from frontend_lang.branch import Branch, Reply
 from frontend_lang.nodes import Call, Fork, Gen, Node, RoleBegin, RoleEnd, Select, Text
 from frontend_lang.outcome import summary
@@ -38,14 +45,22 @@ async def drain(branch: Branch) -> None:
         node, variable = branch.queue[0]
         try:
             reply = await execute(node, branch)
+        except asyncio.CancelledError:
+            fail(branch, node, RequestAborted(f"{node.label} was cancelled"))
+            raise
         except Exception as error:  # noqa: BLE001 - kept for the readers of the branch, raised there
-            failure = branch.failure_at(node, error)
-            branch.run.untold.append(failure)
-            branch.fail(failure)
+            fail(branch, node, error)
             return
         branch.queue.popleft()
         if variable is not None and reply is not None:
             variable.set_result(reply)
+
+
+def fail(branch: Branch, node: Node | Fork, error: Exception) -> None:
+    """End a branch by an error at a node; it is untold until someone reads it."""
+    failure = branch.failure_at(node, error)
+    branch.run.untold.append(failure)
+    branch.fail(failure)
 
 
 async def execute(node: Node | Fork, branch: Branch) -> Reply | None:

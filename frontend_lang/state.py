@@ -149,7 +149,7 @@ class State:
         return _opened(self._branch.run, variable, name)
 
     def _check_can_wait(self, what: str, instead: str) -> None:
-        if not can_wait():
+        if not (can_wait() and self._branch.run.is_here):
             raise ProgramError(
                 f"state{what} is not there yet and cannot be waited for here; "
                 f"in an async program use `await state.{instead}`",
