@@ -97,10 +97,10 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]
             if content and backend.token_to_id(content) is None:
                 flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word")}
                 special = bool(entry.get("special", False))
-                token = tokenizers.AddedToken(
+                added = tokenizers.AddedToken(
                     content, normalized=bool(entry.get("normalized", not special)), special=special, **flags
                 )
-                backend.add_tokens([token])
+                backend.add_tokens([added])
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     values = list(extra.values()) if isinstance(extra, Mapping) else list(extra)
     known = {token.content for token in backend.get_added_tokens_decoder().values()}

@@ -18,6 +18,8 @@ from radixrt.text.files import TokenizerFiles, read_tokenizer_files
 from radixrt.text.vocabulary import vocabulary_bytes
 from radixrt.types import TextPiece
 
+_ANCHOR = "\x02"
+
 
 class Tokenizer:
     """A vocabulary with its encoder; immutable after construction, so threads may share it.
@@ -76,7 +78,9 @@ class Tokenizer:
         self.chat: ChatTemplate | None = (
             None if chat_template is None else ChatTemplate(chat_template, special_tokens=self.special_tokens)
         )
-        self._control_tokens = {backend.id_to_token(token_id): token_id for token_id in self.special_ids} | {
+        self._control_tokens: dict[str, int] = {
+            str(backend.id_to_token(token_id)): token_id for token_id in self.special_ids
+        } | {
             # Some models declare the tokens of their template as ordinary ones; content must not forge them.
             token.content: token_id
             for token_id, token in added.items()
@@ -84,6 +88,7 @@ class Tokenizer:
         }
         self._control_pattern = _alternation(self._control_tokens)
         self._masked: _MaskedBackend | None = None
+        self._prepends_space = self.decode(backend.encode("a", add_special_tokens=False).ids) != "a"
         self.check()
 
     @classmethod
@@ -143,6 +148,28 @@ class Tokenizer:
             ids: list[int] = self._backend.encode(joined, add_special_tokens=False).ids
             return ids
         return self._masked_backend().encode(joined, wanted)
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Encode plain text in the middle of an output: no control token, no space put before it.
+
+        The bytes of the ids are exactly those of the text, unless the tokenizer normalizes characters.
+        """
+        _check_unicode(text)
+        if not self._prepends_space:
+            return self._encode_plain(text)
+        # A character that merges with nothing takes the place of what came before; its tokens are dropped.
+        ids = self._encode_plain(_ANCHOR + text)
+        for num_ids in range(1, min(len(ids), 4) + 1):
+            if b"".join(self.vocab_bytes[token_id] for token_id in ids[:num_ids]).endswith(_ANCHOR.encode()):
+                return ids[num_ids:]
+        return self._encode_plain(text)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Encode text in which no control token counts."""
+        if self._control_pattern.search(text):
+            return self._masked_backend().encode(text, ())
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of token ids; special tokens have none, broken UTF-8 becomes U+FFFD."""

@@ -59,7 +59,8 @@ def _parts(node: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _restores_spaces(part: dict[str, Any]) -> bool:
-    return part["type"] == "Replace" and part["pattern"] == {"String": _SPACE_MARK} and part["content"] == " "
+    wanted = {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "}
+    return part == wanted
 
 
 def byte_alphabet() -> dict[str, int]:

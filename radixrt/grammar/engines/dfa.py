@@ -1,0 +1,174 @@
+"""The automaton engine: choices and small regular expressions, with one cached mask per state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.errors import UnsupportedGrammar
+from radixrt.grammar.engines.byte_dfa import DEAD, ByteDFA
+from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
+from radixrt.grammar.trie import ROOT, TokenTrie
+from radixrt.grammar.vocabulary import MAX_FORCED_BYTES, GrammarVocabulary, pack_mask
+from radixrt.types import GrammarSpec
+
+ENGINE = "byte automaton"
+MAX_CACHED_MASK_BYTES = 16 << 20  # per constraint
+
+
+class DFAGrammar:
+    """A constraint as a byte automaton. Immutable but for the cache of masks, which a lock guards."""
+
+    def __init__(self, spec: GrammarSpec, vocabulary: GrammarVocabulary, *, dfa: ByteDFA) -> None:
+        """Take an automaton.
+
+        Raises:
+            UnsupportedGrammar: it accepts no text at all.
+        """
+        if dfa.is_empty:
+            raise UnsupportedGrammar(
+                "the constraint accepts no text at all", parameter="grammar", value=spec.text[:200]
+            )
+        self.spec = spec
+        self.report = EnforcementReport(engine=ENGINE)
+        self.vocabulary = vocabulary
+        self.dfa = dfa
+        self._edges: dict[int, int] = dict(
+            zip(dfa.edge_keys.tolist(), dfa.edge_targets.tolist(), strict=True)
+        )
+        self._masks: dict[int, MaskRow] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        mask_bytes = len(self._masks) * 4 * ((self.vocabulary.vocab_size + 31) // 32)
+        return self.dfa.num_bytes + 100 * len(self._edges) + mask_bytes
+
+    def start(self) -> DFAMatcher:
+        return DFAMatcher(self, _Position(self.dfa.start, None, 0))
+
+    def check(self, text: str) -> bool:
+        state = self.walk(self.dfa.start, text.encode("utf-8", "surrogatepass"))
+        return state != DEAD and bool(self.dfa.accepting[state])
+
+    def walk(self, state: int, data: bytes) -> int:
+        """Give the state after some bytes, DEAD if they are not allowed."""
+        for byte in data:
+            state = self._edges.get(state * 256 + byte, DEAD)
+            if state == DEAD:
+                break
+        return state
+
+    def mask(self, state: int) -> MaskRow:
+        """Give the mask of a state; computed once, not to be written to."""
+        row = self._masks.get(state)
+        if row is None:
+            bits = np.zeros((self.vocabulary.vocab_size + 31) // 32 * 32, dtype=np.uint8)
+            bits[_allowed_tokens(self.dfa, self.vocabulary.trie, state)] = 1
+            row = pack_mask(bits)
+            with self._lock:
+                while self._masks and (len(self._masks) + 1) * row.nbytes > MAX_CACHED_MASK_BYTES:
+                    del self._masks[next(iter(self._masks))]
+                self._masks[state] = row
+        return row
+
+    def forced_bytes(self, state: int) -> tuple[bytes, bool]:
+        """Give the bytes with no alternative from a state on, and whether the text ends after them."""
+        data = bytearray()
+        while len(data) < MAX_FORCED_BYTES and not self.dfa.accepting[state]:
+            values, targets = self.dfa.out_edges(state)
+            if len(values) != 1:
+                return bytes(data), False
+            data.append(int(values[0]))
+            state = int(targets[0])
+        return bytes(data), bool(self.dfa.accepting[state]) and not self.dfa.out_edges(state)[0].size
+
+
+def _allowed_tokens(dfa: ByteDFA, trie: TokenTrie, state: int) -> NDArray[np.int64]:
+    """Walk trie and automaton together, level by level. Cost: the edges of the trie nodes that are reached."""
+    nodes, states = np.array([ROOT]), np.array([state])
+    found = []
+    while nodes.size:
+        children, parent_index = _ranges(trie.child_start[nodes], trie.child_start[nodes + 1])
+        targets = dfa.step(states[parent_index], trie.node_byte[children])
+        is_alive = targets != DEAD
+        nodes, states = children[is_alive], targets[is_alive]
+        positions, _ = _ranges(trie.token_start[nodes], trie.token_start[nodes + 1])
+        found.append(trie.token_ids[positions])
+    return np.concatenate(found)
+
+
+def _ranges(
+    starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Concatenate the ranges [start, stop); give the numbers and, for each, the index of its range. Pure."""
+    lengths = stops - starts
+    index = np.repeat(np.arange(len(lengths)), lengths)
+    before = np.cumsum(lengths) - lengths
+    return np.arange(len(index)) - before[index] + starts[index], index
+
+
+class _Position:
+    """A state and the way back: matchers share their past, so a fork costs nothing."""
+
+    __slots__ = ("num_accepted", "previous", "state")
+
+    def __init__(self, state: int, previous: _Position | None, num_accepted: int) -> None:
+        self.state = state
+        self.previous = previous
+        self.num_accepted = num_accepted
+
+
+class DFAMatcher:
+    """A cursor over a `DFAGrammar`; see `GrammarMatcher`."""
+
+    __slots__ = ("_grammar", "_position")
+
+    def __init__(self, grammar: DFAGrammar, position: _Position) -> None:
+        self._grammar = grammar
+        self._position = position
+
+    @property
+    def is_accepting(self) -> bool:
+        return bool(self._grammar.dfa.accepting[self._position.state])
+
+    @property
+    def is_terminated(self) -> bool:
+        return self.is_accepting and not self._grammar.dfa.out_edges(self._position.state)[0].size
+
+    def fill_mask(self, row: MaskRow) -> None:
+        check_row(row, self._grammar.vocabulary.vocab_size)
+        row[:] = self._grammar.mask(self._position.state)
+
+    def accept(self, token_id: int) -> bool:
+        if not self._grammar.vocabulary.is_text(token_id):
+            return False
+        state = self._grammar.walk(self._position.state, self._grammar.vocabulary.vocab_bytes[token_id])
+        if state == DEAD:
+            return False
+        self._position = _Position(state, self._position, self._position.num_accepted + 1)
+        return True
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        cursor = self.fork()
+        for num_valid, token_id in enumerate(token_ids):
+            if not cursor.accept(token_id):
+                return num_valid
+        return len(token_ids)
+
+    def rollback(self, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= self._position.num_accepted:
+            raise ValueError(f"num_tokens must be in [0, {self._position.num_accepted}], got {num_tokens}")
+        for _ in range(num_tokens):
+            assert self._position.previous is not None
+            self._position = self._position.previous
+
+    def fork(self) -> DFAMatcher:
+        return DFAMatcher(self._grammar, self._position)
+
+    def forced_tokens(self) -> list[int]:
+        data, is_end = self._grammar.forced_bytes(self._position.state)
+        return self._grammar.vocabulary.canonical_run(data, is_end=is_end) if data else []

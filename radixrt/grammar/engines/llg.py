@@ -1,0 +1,162 @@
+"""The llguidance engine: JSON Schema, Lark and large regular expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import llguidance
+
+from radixrt.errors import GrammarDeadEnd, UnsupportedGrammar
+from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
+from radixrt.grammar.vocabulary import GrammarVocabulary
+from radixrt.types import GrammarSpec
+
+ENGINE = "llguidance"
+_BYTES_PER_CHARACTER = 64  # of grammar text: the engine does not tell what it holds
+
+
+class LLGrammar:
+    """A constraint compiled by llguidance. Immutable: matchers are copies of a pristine one."""
+
+    def __init__(
+        self,
+        spec: GrammarSpec,
+        vocabulary: GrammarVocabulary,
+        *,
+        grammar: str,
+        report: EnforcementReport,
+        judge: Callable[[str], bool | None] | None = None,
+    ) -> None:
+        """Compile.
+
+        Args:
+            grammar: text in llguidance's own format.
+            judge: decides about finished texts; where it gives None, or is None, the grammar itself does.
+        Raises:
+            UnsupportedGrammar: the engine refuses the grammar, or it allows no token at its start.
+        """
+        self.spec = spec
+        self.report = report
+        self._vocabulary = vocabulary
+        self._judge = judge
+        self._num_bytes = _BYTES_PER_CHARACTER * len(grammar)
+        self._pristine = llguidance.LLMatcher(
+            vocabulary.llguidance_tokenizer,
+            grammar,
+            log_level=0,
+            limits=llguidance.LLParserLimits(verbose_errors=False),
+        )
+        if self._pristine.is_error():
+            raise UnsupportedGrammar(
+                f"the constraint is not supported: {' '.join(self._pristine.get_error().split())[:300]}",
+                parameter="grammar",
+                value=spec.text[:200],
+            )
+        self._refuse_nothing()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def start(self) -> LLMatcher:
+        return LLMatcher(self._pristine.deep_copy(), self._vocabulary)
+
+    def check(self, text: str) -> bool:
+        verdict = None if self._judge is None else self._judge(text)
+        if verdict is not None:
+            return verdict
+        ids = self._vocabulary.tokenizer.encode_continuation(text)
+        matcher = self._pristine.deep_copy()
+        is_whole = self._vocabulary.tokenizer.decode(ids) == text
+        return is_whole and matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+    def _refuse_nothing(self) -> None:
+        matcher = self._pristine.deep_copy()
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or not any(mask):
+            raise UnsupportedGrammar(
+                "the constraint accepts no text at all", parameter="grammar", value=self.spec.text[:200]
+            )
+
+
+class LLMatcher:
+    """A cursor over llguidance's matcher; see `GrammarMatcher`.
+
+    Where the grammar forces a run of tokens, the mask holds the run's canonical first token only, although other
+    tokens would spell the same bytes; `accept` follows the mask.
+    """
+
+    __slots__ = ("_cursor", "_forced", "_num_accepted", "_vocabulary")
+
+    def __init__(
+        self, cursor: llguidance.LLMatcher, vocabulary: GrammarVocabulary, *, num_accepted: int = 0
+    ) -> None:
+        self._cursor = cursor
+        self._vocabulary = vocabulary
+        self._num_accepted = num_accepted
+        self._forced: list[int] | None = None  # of the current state, when known
+
+    @property
+    def is_accepting(self) -> bool:
+        return bool(self._cursor.is_accepting())
+
+    @property
+    def is_terminated(self) -> bool:
+        return bool(self._cursor.is_stopped()) and self.is_accepting
+
+    def fill_mask(self, row: MaskRow) -> None:
+        check_row(row, self._vocabulary.vocab_size)
+        num_words = (len(self._vocabulary.vocab_bytes) + 31) // 32
+        row[num_words:] = 0
+        if self._cursor.is_stopped() and not self._cursor.is_error():
+            row[:] = 0
+            return
+        self._cursor.unsafe_compute_mask_ptr(row.ctypes.data, 4 * num_words)
+        self._raise_error()
+        row &= self._vocabulary.text_bits
+
+    def accept(self, token_id: int) -> bool:
+        if not self._vocabulary.is_text(token_id) or self._cursor.is_stopped():
+            return False
+        if (forced := self._current_forced()) and forced[0] != token_id:
+            return False
+        if self._cursor.try_consume_tokens([token_id]) != 1:
+            self._raise_error()
+            return False
+        self._forced = None
+        self._num_accepted += 1
+        return True
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        num_valid = 0
+        for token_id in token_ids:
+            if not self.accept(token_id):
+                break
+            num_valid += 1
+        self.rollback(num_valid)
+        return num_valid
+
+    def rollback(self, num_tokens: int) -> None:
+        if not 0 <= num_tokens <= self._num_accepted:
+            raise ValueError(f"num_tokens must be in [0, {self._num_accepted}], got {num_tokens}")
+        if num_tokens:
+            self._cursor.rollback(num_tokens)
+            self._raise_error()
+            self._num_accepted -= num_tokens
+            self._forced = None
+
+    def fork(self) -> LLMatcher:
+        return LLMatcher(self._cursor.deep_copy(), self._vocabulary, num_accepted=self._num_accepted)
+
+    def forced_tokens(self) -> list[int]:
+        return list(self._current_forced())
+
+    def _current_forced(self) -> list[int]:
+        if self._forced is None:
+            is_over = self._cursor.is_stopped()
+            self._forced = [] if is_over else self._cursor.compute_ff_tokens()
+        return self._forced
+
+    def _raise_error(self) -> None:
+        if self._cursor.is_error():
+            raise GrammarDeadEnd(f"the grammar engine gave up: {self._cursor.get_error().splitlines()[0]}")

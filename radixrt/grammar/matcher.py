@@ -1,0 +1,121 @@
+"""What a compiled constraint and its cursor can do, whatever the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.types import GrammarSpec
+
+MaskRow = NDArray[np.int32]
+Enforcement = Literal["mask", "annotation"]
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcementReport:
+    """What became of each keyword of a constraint.
+
+    Attributes:
+        keywords: JSON Pointer -> "mask" (every answer obeys it) or "annotation" (no constraint by its
+            definition: titles, unknown keywords, unknown formats). A keyword that cannot be enforced is refused
+            at compilation, so it is never here. The pointer "" stands for a constraint that is not a schema.
+        engine: which engine computes the masks.
+    """
+
+    keywords: Mapping[str, Enforcement] = field(default_factory=lambda: MappingProxyType({"": "mask"}))
+    engine: str = ""
+
+
+class GrammarMatcher(Protocol):
+    """The grammar cursor of one sequence; owned by that sequence, not for two threads at once.
+
+    Invariant: a bit is set by `fill_mask` <=> `accept` of that token succeeds. End-of-sequence tokens are counted
+    outside: their bits are never set and they are never accepted.
+    """
+
+    @property
+    def is_accepting(self) -> bool:
+        """Tell whether the text so far satisfies the constraint."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Tell whether the text satisfies the constraint and no token may follow."""
+        ...
+
+    def fill_mask(self, row: MaskRow) -> None:
+        """Write the mask of the next token.
+
+        Args:
+            row: [ceil(V / 32)] int32, contiguous; bit t % 32 of word t // 32 belongs to token t.
+        Raises:
+            ValueError: the row has another shape or type.
+            GrammarDeadEnd: the engine gave up (a limit was hit).
+        """
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Take a token; False and unchanged if it is not allowed."""
+        ...
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        """Count how many of the tokens would be accepted, in order. The matcher is unchanged afterwards."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last accepted tokens.
+
+        Raises:
+            ValueError: fewer tokens were accepted.
+        """
+        ...
+
+    def fork(self) -> GrammarMatcher:
+        """Give an independent matcher in the same state."""
+        ...
+
+    def forced_tokens(self) -> list[int]:
+        """Give the run of tokens that must come next, in canonical tokenization; [] if there is a choice.
+
+        The matcher does not advance. A token that could merge with what follows the run is left out.
+        """
+        ...
+
+
+class CompiledGrammar(Protocol):
+    """A constraint ready to run with one vocabulary; immutable to its users and shared between threads."""
+
+    @property
+    def spec(self) -> GrammarSpec:
+        """Give what was compiled."""
+        ...
+
+    @property
+    def report(self) -> EnforcementReport:
+        """Tell what became of each keyword."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate the memory it holds now, cached masks included."""
+        ...
+
+    def start(self) -> GrammarMatcher:
+        """Give a new matcher at the beginning."""
+        ...
+
+    def check(self, text: str) -> bool:
+        """Tell whether a finished text satisfies the constraint."""
+        ...
+
+
+def check_row(row: MaskRow, vocab_size: int) -> None:
+    """Raise ValueError unless the row can hold one mask. Pure."""
+    wanted = ((vocab_size + 31) // 32,)
+    if row.shape != wanted or row.dtype != np.int32 or not row.flags.c_contiguous:
+        raise ValueError(f"row must be contiguous int32 of shape {wanted}, got {row.dtype} {row.shape}")

@@ -1,0 +1,103 @@
+"""JSON Schema to a running grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import llguidance
+
+from radixrt.config import GrammarConfig
+from radixrt.errors import UnsupportedGrammar
+from radixrt.grammar.engines.llg import ENGINE, LLGrammar
+from radixrt.grammar.matcher import EnforcementReport
+from radixrt.grammar.schema.front import ParsedSchema, parse_schema
+from radixrt.grammar.vocabulary import GrammarVocabulary
+from radixrt.types import GrammarSpec
+
+_WHITESPACE: dict[str, dict[str, Any]] = {
+    "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"},
+}
+_MAX_PROBES = 64
+
+# What the engine's complaints are about: a part of the message -> the keywords to look at.
+_COMPLAINTS = (
+    ("oneOf", ("oneOf",)),
+    ("patternProperty", ("patternProperties",)),
+    ("min/maxProperties", ("minProperties", "maxProperties")),
+    ("multipleOf", ("multipleOf",)),
+    ("look-around", ("pattern", "patternProperties")),
+    ("lookaround", ("pattern", "patternProperties")),
+    ("regex", ("pattern", "patternProperties")),
+    ("format", ("format",)),
+)
+
+
+def compile_schema(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> LLGrammar:
+    """Compile a JSON Schema, or any JSON object for the kind json_object.
+
+    Raises:
+        GrammarTooCostly, InvalidRequest, UnsupportedGrammar: see `parse_schema`; a refused keyword is named by
+            its JSON Pointer.
+    """
+    text = '{"type": "object"}' if spec.kind == "json_object" else spec.text
+    parsed = parse_schema(text, config)
+    grammar = _engine_grammar(parsed.schema, spec.whitespace)
+    if complaint := _complaint(grammar):
+        raise _refusal(parsed, complaint, spec.whitespace)
+    return LLGrammar(
+        spec,
+        vocabulary,
+        grammar=grammar,
+        report=EnforcementReport(parsed.keywords, ENGINE),
+        judge=parsed.validator.judge,
+    )
+
+
+def _engine_grammar(schema: Mapping[str, Any], whitespace: str) -> str:
+    options = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[whitespace]}
+    grammar: str = llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(schema, ensure_ascii=False), overrides=options
+    )
+    return grammar
+
+
+def _complaint(grammar: str) -> str:
+    """Give what the engine finds wrong, "" if nothing."""
+    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar)
+    return (messages[0] if messages else "unknown reason") if is_error else ""
+
+
+def _refusal(parsed: ParsedSchema, complaint: str, whitespace: str) -> UnsupportedGrammar:
+    """Name the keyword that the engine's complaint is about."""
+    place = _locate(parsed, complaint, whitespace)
+    reason = " ".join(complaint.split())[:300]
+    if "Unsatisfiable" in complaint:
+        text = f"the schema accepts no value: {reason}"
+    elif place:
+        text = (
+            f"the keyword {place.rpartition('/')[2]} at {place} cannot be enforced while generating: {reason}"
+        )
+    else:
+        text = f"the schema is not supported: {reason}"
+    return UnsupportedGrammar(text, parameter=place, value=reason)
+
+
+def _locate(parsed: ParsedSchema, complaint: str, whitespace: str) -> str:
+    """Find the smallest subschema that gets the same complaint; "" if it cannot be told."""
+    for part, names in _COMPLAINTS:
+        if part not in complaint:
+            continue
+        places = [(pointer, name) for name in names for pointer in parsed.pointers_of(name)]
+        for pointer, name in places[:_MAX_PROBES]:
+            definitions = {
+                key: parsed.schema[key] for key in ("$defs", "definitions", "$schema") if key in parsed.schema
+            }
+            probe = {**definitions, **parsed.nodes[pointer]}
+            if len(places) == 1 or _complaint(_engine_grammar(probe, whitespace)) == complaint:
+                return f"{pointer}/{name}"
+        if places:
+            return "/".join(places[-1])
+    return ""

@@ -1,0 +1,121 @@
+"""A tokenizer's vocabulary as the grammar engines need it; built once, shared by all constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from radixrt.grammar.matcher import MaskRow
+from radixrt.grammar.trie import TokenTrie
+from radixrt.text.tokenizer import Tokenizer
+
+MAX_FORCED_BYTES = 4096
+
+
+def pack_mask(bits: NDArray[np.uint8]) -> MaskRow:
+    """Pack one byte per token (a multiple of 32 tokens) into a mask row. Pure."""
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+class GrammarVocabulary:
+    """The tokenizer, its trie and the engine's own view of it. The latter two are built when first needed.
+
+    Attributes:
+        tokenizer: whose tokens the masks are about.
+        vocab_size: columns of the masks; at least tokenizer.vocab_size, since models pad their logits.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size must be at least 1, got {vocab_size}")
+
+    @cached_property
+    def vocab_bytes(self) -> tuple[bytes, ...]:
+        """Give the bytes of the tokens that masks can hold; a model may have fewer logits than its tokenizer ids."""
+        return self.tokenizer.vocab_bytes[: self.vocab_size]
+
+    @cached_property
+    def trie(self) -> TokenTrie:
+        return TokenTrie.build(self.vocab_bytes)
+
+    @cached_property
+    def llguidance_tokenizer(self) -> llguidance.LLTokenizer:
+        wrapper = llguidance.TokenizerWrapper(_EngineView(self))
+        return llguidance.LLTokenizer(wrapper, eos_token=self._end_ids)
+
+    @property
+    def _end_ids(self) -> list[int]:
+        ids = [token_id for token_id in self.tokenizer.eos_ids if token_id < len(self.vocab_bytes)]
+        return ids or sorted(self.tokenizer.special_ids)[:1]
+
+    @cached_property
+    def text_bits(self) -> MaskRow:
+        """Give the mask of all tokens that have bytes."""
+        bits = np.zeros((self.vocab_size + 31) // 32 * 32, dtype=np.uint8)
+        bits[: len(self.vocab_bytes)] = [token != b"" for token in self.vocab_bytes]
+        return pack_mask(bits)
+
+    def is_text(self, token_id: int) -> bool:
+        """Tell whether the token has bytes, so that a constraint can allow it."""
+        return 0 <= token_id < len(self.vocab_bytes) and self.vocab_bytes[token_id] != b""
+
+    def tokenize(self, data: bytes) -> list[int]:
+        """Give the canonical tokens of text in the middle of an output; [] if the encoder changes the text."""
+        text = data.decode("utf-8")
+        ids = self.tokenizer.encode_continuation(text)
+        is_exact = all(map(self.is_text, ids)) and b"".join(self.vocab_bytes[i] for i in ids) == data
+        return ids if is_exact else []
+
+    def canonical_run(self, data: bytes, *, is_end: bool) -> list[int]:
+        """Give the tokens of forced bytes that no later byte can change.
+
+        Args:
+            data: what must come next.
+            is_end: nothing can follow `data`. Otherwise tokens are dropped from the first byte on from which a
+                longer token could begin.
+        """
+        keep = len(data) if is_end else self._stable_length(data)
+        whole = len(data[: len(data)].decode("utf-8", "ignore").encode())
+        ids, length = [], 0
+        for token_id in self.tokenize(data[:whole]):
+            length += len(self.vocab_bytes[token_id])
+            if length > keep:
+                break
+            ids.append(token_id)
+        return ids
+
+    def _stable_length(self, data: bytes) -> int:
+        for position in range(max(0, len(data) - self._max_token_bytes), len(data)):
+            if self.trie.has_longer(data[position:]):
+                return position
+        return len(data)
+
+    @cached_property
+    def _max_token_bytes(self) -> int:
+        return max(map(len, self.vocab_bytes), default=0)
+
+
+class _EngineView:
+    """The attributes that llguidance reads from a tokenizer."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self.tokens: Sequence[bytes] = [
+            # Tokens without bytes need a name that no text can be.
+            token or b"\xff<%d>" % token_id
+            for token_id, token in enumerate(vocabulary.vocab_bytes)
+        ]
+        self.special_token_ids = [
+            token_id for token_id, token in enumerate(vocabulary.vocab_bytes) if not token
+        ]
+        self.eos_token_id = vocabulary._end_ids[0]
+        self.bos_token_id = vocabulary.tokenizer.bos_id
+        self._tokenize = vocabulary.tokenizer.encode_continuation
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenize(text if isinstance(text, str) else text.decode("utf-8"))
