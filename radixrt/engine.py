@@ -139,8 +139,9 @@ class Engine:
             )
         return self._loop.submit(Delivery(request, sequences, self.tokenizer, deliver))
 
+    # The overloads overlap because a str is also a sequence of str; the first one wins, at run time too.
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, namespace: Namespace = ...
     ) -> GenerationOutput: ...
     @overload
@@ -362,9 +363,11 @@ class AsyncEngine:
     async def _chunks(self, request: GenerateRequest) -> AsyncIterator[OutputChunk]:
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
-        ticket = self.engine.submit(
-            request, lambda item: loop.call_soon_threadsafe(items.put_nowait, item) and None
-        )
+
+        def deliver(item: OutputChunk | BaseException) -> None:
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        ticket = self.engine.submit(request, deliver)
         try:
             is_last = False
             while not is_last:

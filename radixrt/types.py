@@ -197,8 +197,8 @@ class SamplingParams:
     grammar: GrammarSpec | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", _tuple("stop", stop))
+        stop: object = self.stop  # one string is accepted for a list of one
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _tuple("stop", stop))
         object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(

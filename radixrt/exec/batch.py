@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from radixrt.errors import GrammarDeadEnd
 from radixrt.exec.randomness import uniform
 from radixrt.model.inputs import BatchInputs
 from radixrt.sched.plan import Chunk, StepPlan
@@ -26,12 +27,14 @@ class SampleRow:
         uniform: number in [0, 1), keyed by seed, sample and position.
         mask: [ceil(V / 32)] int32, 1 = allowed; None = everything.
         banned_ids: tokens that must not come now (ends before min_tokens).
+        error: the constraint gave up, so that there is no mask to sample with; concerns this sequence only.
     """
 
     sequence: Sequence
     uniform: float
     mask: np.ndarray[tuple[int], np.dtype[np.int32]] | None
     banned_ids: tuple[int, ...]
+    error: GrammarDeadEnd | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -88,31 +91,26 @@ def _wanted(chunk: Chunk) -> list[int]:
 
 def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:
     """Give one SampleRow per chunk that wants a sample, in plan order. Cost: one grammar mask per constrained row."""
-    rows = []
-    for chunk in plan.chunks:
-        if chunk.wants_sample:
-            sequence = chunk.sequence
-            draw = uniform(sequence.seed, sequence.sample_index, sequence.num_total)
-            rows.append(SampleRow(sequence, draw, _mask(sequence, vocab_size), _banned(sequence, vocab_size)))
-    return rows
+    return [_sample_row(chunk.sequence, vocab_size) for chunk in plan.chunks if chunk.wants_sample]
 
 
-def _mask(sequence: Sequence, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
-    """Fill the grammar's mask; the ends are allowed exactly when the text so far is complete."""
+def _sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
+    draw = uniform(sequence.seed, sequence.sample_index, sequence.num_total)
     if sequence.matcher is None:
-        return None
+        return SampleRow(sequence, draw, None, _banned(sequence, vocab_size))
     mask = np.zeros(-(-vocab_size // MASK_WORD_BITS), dtype=np.int32)
-    sequence.matcher.fill_mask(mask)
-    if sequence.allows_end:
+    try:
+        sequence.matcher.fill_mask(mask)
+    except GrammarDeadEnd as error:
+        return SampleRow(sequence, draw, mask, (), error)
+    if sequence.allows_end:  # the ends are allowed exactly when the text so far is complete
         for token_id in (*sequence.eos_ids, *sequence.sampling.stop_token_ids):
-            mask[token_id // MASK_WORD_BITS] |= np.int32(
-                np.uint32(1 << token_id % MASK_WORD_BITS).view(np.int32)
-            )
-    return mask
+            mask.view(np.uint32)[token_id // MASK_WORD_BITS] |= np.uint32(1 << token_id % MASK_WORD_BITS)
+    return SampleRow(sequence, draw, mask, ())
 
 
 def _banned(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
-    if sequence.allows_end or sequence.matcher is not None:
+    if sequence.allows_end:
         return ()
     ends = (*sequence.eos_ids, *sequence.sampling.stop_token_ids)
     return tuple(token_id for token_id in ends if token_id < vocab_size)

@@ -45,6 +45,8 @@ def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtErro
 
 
 def _verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
+    if row.error is not None:
+        return row.error
     if best == NEGATIVE_INFINITY and row.mask is not None:
         return GrammarDeadEnd("the constraint allows no token that the model has")
     if best != best or best in (NEGATIVE_INFINITY, float("inf")):

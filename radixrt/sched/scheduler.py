@@ -7,7 +7,7 @@ all in one token budget. plan and commit are the only places that change sequenc
 from __future__ import annotations
 
 from radixrt.config import SchedConfig
-from radixrt.errors import InvariantViolation
+from radixrt.errors import GrammarDeadEnd, InvariantViolation
 from radixrt.kv.cache import PageLease, PrefixCache
 from radixrt.kv.radix import PrefixMatch, num_common_tokens
 from radixrt.sched import policy
@@ -188,17 +188,26 @@ class Scheduler:
             sequence.num_forwarded += chunk.num_tokens
             error = chunk_result.error
             if error is None:
-                reason = _take(sequence, chunk, chunk_result)
-                if was_prefilling:
-                    self._publish(sequence)
-                if reason is not None:
-                    self.finish(sequence, reason)
-            else:
+                error = self._advance(chunk, chunk_result, was_prefilling=was_prefilling)
+            if error is not None:
                 self._end(sequence)
             update = _update(sequence, error)
             if update.token_ids or update.finish_reason or update.error:
                 updates.append(update)
         return updates
+
+    def _advance(self, chunk: Chunk, result: ChunkResult, *, was_prefilling: bool) -> GrammarDeadEnd | None:
+        """Take a good chunk in, publish a prompt's pages, finish what is complete; give what ends it badly."""
+        sequence = chunk.sequence
+        try:
+            reason = _take(sequence, chunk, result)
+        except GrammarDeadEnd as error:
+            return error
+        if was_prefilling:
+            self._publish(sequence)
+        if reason is not None:
+            self.finish(sequence, reason)
+        return None
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence: publish what it computed and give back its pages. Also aborts (any status)."""

@@ -43,7 +43,7 @@ def test_num_common_tokens_counts_up_to_the_first_difference(length, difference)
     right = left.copy()
     if difference < length:
         right[difference] = 7
-    assert num_common_tokens(pack(left), pack(right + [5])) == min(length, difference)
+    assert num_common_tokens(pack(left), pack([*right, 5])) == min(length, difference)
 
 
 def test_match_ends_at_the_exact_token_inside_a_page():
