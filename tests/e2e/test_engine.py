@@ -1,0 +1,227 @@
+"""The engine's doors: streams, aborts, faults, ends."""
+
+import asyncio
+import queue
+import threading
+
+import pytest
+
+from radixrt import (
+    AsyncEngine,
+    DeviceError,
+    Engine,
+    EngineStopped,
+    FinishReason,
+    GenerateRequest,
+    GrammarSpec,
+    InvalidRequest,
+    Namespace,
+    QueueFull,
+    RequestAborted,
+    SamplingParams,
+)
+from tests.support.models import tiny_model
+
+LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def engine(folder):
+    with Engine(folder, dtype="float32", checks="step", num_pages=200, threads=1) as engine:
+        yield engine
+        assert engine.stats().num_running == engine.stats().num_waiting == 0
+        engine.clear_cache()
+        stats = engine.stats()
+        assert stats.num_free_pages == stats.num_pages
+
+
+def read(inbox, timeout=30):
+    """Read a request's items to its end."""
+    items = []
+    while not items or (not isinstance(items[-1], BaseException) and items[-1].usage is None):
+        items.append(inbox.get(timeout=timeout))
+    return items
+
+
+def test_stream_adds_up_to_the_output(engine):
+    whole = engine.generate("hello", SHORT)
+    chunks = list(engine.stream("hello", SHORT))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert tuple(token_id for chunk in chunks for token_id in chunk.token_ids) == whole.token_ids
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == [FinishReason.LENGTH]
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_leaving_a_stream_aborts_its_request(engine):
+    stream = engine.stream("hello", LONG)
+    next(stream)
+    stream.close()
+    assert engine.generate("hello", SHORT).finish_reason is FinishReason.LENGTH
+    assert engine.stats().num_running == 0
+
+
+def test_abort_tells_the_reader(engine):
+    inbox = queue.Queue()
+    ticket = engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+    inbox.get(timeout=30)
+    ticket.abort()
+    ticket.abort()
+    assert isinstance(read(inbox)[-1], RequestAborted)
+
+
+def test_stop_string_is_cut_and_ends_the_sequence(engine):
+    text = engine.generate(
+        [104, 105], SamplingParams(max_tokens=40, seed=5, grammar=GrammarSpec.regex("[a-z]{30}"))
+    ).text
+    stop = text[10:13]
+    output = engine.generate(
+        [104, 105],
+        SamplingParams(max_tokens=40, seed=5, grammar=GrammarSpec.regex("[a-z]{30}"), stop=[stop, "never"]),
+    )
+    assert output.text == text[: text.index(stop)]
+    assert output.finish_reason is FinishReason.STOP
+
+
+def test_stop_token_ends_the_sequence_and_min_tokens_delays_it(engine):
+    free = engine.generate("hello", SHORT).token_ids
+    stopping = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, stop_token_ids=[free[2]])
+    output = engine.generate("hello", stopping)
+    assert output.token_ids == free[:2]
+    assert output.finish_reason is FinishReason.STOP
+    later = SamplingParams(
+        max_tokens=5, min_tokens=4, temperature=0, ignore_eos=True, stop_token_ids=[free[2]]
+    )
+    assert len(engine.generate("hello", later).token_ids) >= 4
+
+
+def test_max_tokens_is_cut_to_the_context(engine):
+    output = engine.generate([1] * 500, LONG)
+    assert len(output.token_ids) == 512 - 500
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_namespaces_do_not_share(engine):
+    prompt = "the same prompt in two namespaces"
+    engine.generate(prompt, SHORT, namespace=Namespace(salt="a"))
+    other = engine.generate(prompt, SHORT, namespace=Namespace(salt="b"))
+    again = engine.generate(prompt, SHORT, namespace=Namespace(salt="a"))
+    assert other.usage.cached_tokens == 0
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+    assert engine.explain(prompt, namespace=Namespace(adapter="a")).num_cached_tokens == 0
+
+
+def test_explain_names_the_first_differing_token(engine):
+    engine.generate("You are a careful judge. Answer yes.", SHORT)
+    report = engine.explain("You are a careful cook.")
+    assert report.num_cached_tokens == len("You are a careful ")
+    assert report.next_text == "c"
+    assert report.cached_text.startswith("judge.")
+
+
+def test_failed_step_fails_its_sequences_and_the_engine_goes_on(engine):
+    def explode(inputs, store):
+        raise RuntimeError("no such kernel")
+
+    model, forward = engine._runner.model, engine._runner.model.forward
+    model.forward = explode
+    with pytest.raises(DeviceError, match="no such kernel") as caught:
+        engine.generate("hello", SHORT)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    model.forward = forward
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+def test_readers_exception_aborts_its_own_request_only(engine):
+    def broken(item):
+        raise ValueError("the reader is gone")
+
+    engine.submit(GenerateRequest((1, 2, 3), LONG), broken)
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+def test_constraint_that_meets_min_tokens_still_ends_complete(engine):
+    sampling = SamplingParams(
+        max_tokens=20, min_tokens=3, grammar=GrammarSpec.choice(["a", "abcdef"]), seed=1
+    )
+    assert engine.generate("x", sampling).text in ("a", "abcdef")
+
+
+def test_broken_invariant_stops_the_engine_and_tells_everyone(folder):
+    engine = Engine(folder, dtype="float32", checks="step", num_pages=200, threads=1)
+    inbox = queue.Queue()
+    engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+    inbox.get(timeout=30)
+    engine._cache.pool.refs[150] += 1  # a reference that nobody owns
+    assert isinstance(read(inbox)[-1], EngineStopped)
+    with pytest.raises(EngineStopped, match="page 150"):
+        engine.generate("hello", SHORT)
+    engine.close()
+
+
+def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
+    engine = Engine(folder, dtype="float32", num_pages=200, threads=1)
+    inbox = queue.Queue()
+    engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+    engine.close()
+    engine.close()
+    assert isinstance(read(inbox)[-1], EngineStopped)
+    with pytest.raises(EngineStopped):
+        engine.generate("hello")
+    with pytest.raises(EngineStopped):
+        engine.stats()
+    assert not [
+        thread for thread in threading.enumerate() if thread.name == "radixrt-engine" and thread.is_alive()
+    ]
+
+
+def test_full_queue_refuses_one_more(folder):
+    with Engine(folder, dtype="float32", num_pages=200, threads=1, max_waiting=1, max_running=1) as engine:
+        inbox = queue.Queue()
+        tickets = [engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put) for _ in range(2)]
+        with pytest.raises(QueueFull):
+            engine.generate("hello")
+        for ticket in tickets:
+            ticket.abort()
+
+
+def test_async_generate_stream_and_cancellation(engine):
+    async def main():
+        client = AsyncEngine(engine)
+        whole, other = await asyncio.gather(client.generate("hello", SHORT), client.generate("bye", SHORT))
+        chunks = [chunk async for chunk in client.stream("hello", SHORT)]
+        assert "".join(chunk.text for chunk in chunks) == whole.text
+        assert len(other.token_ids) == 5
+        task = asyncio.create_task(client.generate("hello", LONG))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert engine.generate("hello", SHORT).finish_reason is FinishReason.LENGTH
+
+
+def test_async_engine_refuses_options_beside_an_engine(engine):
+    with pytest.raises(InvalidRequest, match="options"):
+        AsyncEngine(engine, page_size=4)
+
+
+def test_concurrent_threads_get_their_own_answers(engine):
+    expected = {text: engine.generate(text, SHORT).token_ids for text in "abcdefgh"}
+    results = {}
+
+    def work(text):
+        results[text] = engine.generate(text, SHORT).token_ids
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert results == expected
