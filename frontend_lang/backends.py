@@ -70,8 +70,12 @@ class Backend(Protocol):
     def eos_ids(self) -> frozenset[int]:
         """Give the ids that end a sequence; a transcript never holds a generated one at the end of a call."""
 
-    def encode(self, pieces: Sequence[TextPiece]) -> list[int]:
-        """Encode pieces as one text; control tokens count in template pieces only."""
+    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
+        """Encode pieces as one text; control tokens count in template pieces only.
+
+        Args:
+            is_start: nothing is before it; some tokenizers put a space before the first word of a text.
+        """
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Give the text of token ids."""
@@ -118,6 +122,8 @@ class RuntimeTokenizer(Protocol):
 
     def encode_pieces(self, pieces: Sequence[TextPiece]) -> list[int]: ...
 
+    def encode_continuation(self, text: str) -> list[int]: ...
+
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
@@ -148,8 +154,10 @@ class EngineBackend:
     def eos_ids(self) -> frozenset[int]:
         return self._eos_ids
 
-    def encode(self, pieces: Sequence[TextPiece]) -> list[int]:
-        return self._tokenizer.encode_pieces(pieces)
+    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
+        if is_start or any(piece.is_template for piece in pieces):
+            return self._tokenizer.encode_pieces(pieces)
+        return self._tokenizer.encode_continuation("".join(piece.text for piece in pieces))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids)

@@ -6,6 +6,7 @@ import asyncio
 import math
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from frontend_lang.backends import (
     FinishReason,
@@ -102,12 +103,30 @@ async def call(node: Call, branch: Branch) -> Reply:
     try:
         record = await (gen(node, branch, blank) if isinstance(node, Gen) else select(node, branch, blank))
         record = replace(record, seconds=run.clock() - started)
-        value = node.schema.value(record.text) if isinstance(node, Gen) and node.schema else record.text
+        value = value_of(node, record)
     except BaseException as error:
         run.calls.append(replace(record, seconds=run.clock() - started, error=summary(error)))
         raise
     run.calls.append(record)
     return Reply(value, record)
+
+
+def value_of(node: Call, record: CallRecord) -> Any:
+    """Make the value of a call's text.
+
+    Raises:
+        ValueError: the text does not fit the schema.
+    """
+    if not isinstance(node, Gen) or node.schema is None:
+        return record.text
+    try:
+        return node.schema.value(record.text)
+    except ValueError as error:
+        if record.finish_reason is not FinishReason.LENGTH:
+            raise
+        raise ValueError(
+            f"the value was cut off after {len(record.token_ids)} tokens (max_tokens)"
+        ) from error
 
 
 async def gen(node: Gen, branch: Branch, record: CallRecord) -> CallRecord:
@@ -140,7 +159,7 @@ async def select(node: Select, branch: Branch, record: CallRecord) -> CallRecord
     prefix_ids = transcript.token_ids()
     if not prefix_ids:
         raise InvalidRequest("select needs a transcript to continue: put text before it", parameter="select")
-    continuations = [backend.encode([TextPiece(choice)]) for choice in node.choices]
+    continuations = [backend.encode([TextPiece(choice)], is_start=False) for choice in node.choices]
     scored = await backend.score(prefix_ids, continuations, label=node.name or "")
     totals = [math.fsum(score.logprobs) for score in scored]
     means = [total / len(ids) for total, ids in zip(totals, continuations, strict=True)]

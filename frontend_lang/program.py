@@ -70,6 +70,16 @@ class ProgramResult(Generic[R_co]):
 
     def __getitem__(self, name: str) -> Any:
         """Give the value of the last call named `name`; raises ProgramError when it has none."""
+        return self._reply(name).value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._variables
+
+    def record(self, name: str) -> CallRecord:
+        """Give the record behind `name`: token counts, logprobs, the distribution of a select."""
+        return self._reply(name).record
+
+    def _reply(self, name: str) -> Reply:
         if name not in self._variables:
             raise ProgramError(
                 f'program "{self.program}" has set no "{name}".{nearest(str(name), self._variables)}',
@@ -79,10 +89,7 @@ class ProgramResult(Generic[R_co]):
         settled = self._variables[name]
         if isinstance(settled, Failure):
             raise settled.error(reading=name)
-        return settled.value
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._variables
+        return settled
 
     @property
     def variables(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from frontend_lang.branch import Branch, ProgramRun, Reply, Variable
 from frontend_lang.builders import nearest
 from frontend_lang.nodes import Expression, Fork, Gen, RoleBegin, RoleEnd, Select, flatten, located
 from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
+from frontend_lang.trace import CallRecord
 from frontend_lang.waiting import can_wait, wait_for
 
 _PACKAGE = __name__.partition(".")[0]
@@ -89,8 +90,8 @@ class State:
         await interpreter.settle(self._branch)
         _raise_failure(self._branch)
 
-    def record(self, name: str) -> Any:
-        """Give the CallRecord behind `name`: token counts, logprobs, finish reason."""
+    def record(self, name: str) -> CallRecord:
+        """Give the record behind `name`: token counts, logprobs, finish reason."""
         return self._reply(name).record
 
     def distribution(self, name: str) -> Mapping[str, float]:
@@ -99,7 +100,7 @@ class State:
         Raises:
             ProgramError: as reading `name`, or `name` is not a select.
         """
-        distribution: Mapping[str, float] | None = self._reply(name).record.distribution
+        distribution = self.record(name).distribution
         if distribution is None:
             raise ProgramError(
                 f'"{name}" is not a select', program=self._branch.run.program, location=statement_location()

@@ -42,9 +42,10 @@ class Transcript:
     def token_ids(self) -> tuple[int, ...]:
         """Encode the text that waits and give all ids."""
         if self._pieces:
-            if not self._ids and not self._pieces[0].is_template:
+            is_start = not self._ids
+            if is_start and not self._pieces[0].is_template:
                 self._ids += self._backend.bos_ids
-            self._ids += self._backend.encode(self._pieces)
+            self._ids += self._backend.encode(self._pieces, is_start=is_start)
             self._pieces = []
         elif not self._ids:
             self._ids += self._backend.bos_ids

@@ -17,6 +17,7 @@ from radixrt import (
     TokenLogprob,
     Usage,
 )
+from tests.support.tokenizers import sentencepiece_tokenizer
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -30,6 +31,9 @@ class CharacterTokenizer:
 
     def encode_pieces(self, pieces):
         return [ord(character) for piece in pieces for character in piece.text]
+
+    def encode_continuation(self, text):
+        return [ord(character) for character in text]
 
     def decode(self, token_ids):
         return "".join(chr(token_id) for token_id in token_ids if token_id > 1)
@@ -165,5 +169,12 @@ def test_score_gives_the_logprobs_of_the_continuation_only():
     assert [score.logprobs for score in scored] == [(-7.0, -8.0), (-9.0,)]
 
 
-def test_encode_passes_pieces_through():
-    assert EngineBackend(ThreadedEngine()).encode([TextPiece("a", True), TextPiece("b")]) == [97, 98]
+@pytest.mark.parametrize("prepend", [True, False])
+def test_text_after_a_value_is_not_given_a_space(prepend):
+    engine = ThreadedEngine()
+    engine.tokenizer = sentencepiece_tokenizer(prepend=prepend)
+    backend = EngineBackend(engine)
+    start = backend.encode([TextPiece("ab")], is_start=True)
+    assert backend.decode(start) == (" ab" if prepend else "ab")
+    assert backend.decode(backend.encode([TextPiece("ab")], is_start=False)) == "ab"
+    assert backend.bos_ids == (engine.tokenizer.bos_id,)

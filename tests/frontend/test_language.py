@@ -302,6 +302,15 @@ def test_a_value_that_fails_validation_is_an_error_that_names_the_call():
     assert '{"name": "Ada"}' in caught.value.prompt
 
 
+def test_a_value_cut_off_by_max_tokens_says_so():
+    @program
+    def extract(s):
+        s += gen("data", schema={"type": "array"}, max_tokens=3)
+
+    with pytest.raises(ProgramError, match=r"cut off after 3 tokens \(max_tokens\)"):
+        extract.with_options(backend=ScriptedBackend(["[1, 2, 3]"])).run()
+
+
 # -- select ---------------------------------------------------------------------------------------------------
 
 

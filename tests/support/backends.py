@@ -56,7 +56,7 @@ class ScriptedBackend:
     def eos_ids(self) -> frozenset[int]:
         return frozenset({EOS, CONTROL["<|im_end|>"]})
 
-    def encode(self, pieces: Sequence[TextPiece]) -> list[int]:
+    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool = False) -> list[int]:
         self.encoded.append(list(pieces))
         token_ids: list[int] = []
         for piece in pieces:
