@@ -66,10 +66,14 @@ class GrammarVocabulary:
         return 0 <= token_id < len(self.vocab_bytes) and self.vocab_bytes[token_id] != b""
 
     def tokenize(self, data: bytes) -> list[int]:
-        """Give the canonical tokens of text in the middle of an output; [] if the encoder changes the text."""
-        text = data.decode("utf-8")
+        """Give the canonical tokens of bytes in the middle of an output.
+
+        A character that `data` breaks off is left out. [] if `data` begins inside a character, or if the encoder
+        does not give back the same bytes.
+        """
+        text = data.decode("utf-8", "ignore")
         ids = self.tokenizer.encode_continuation(text)
-        is_exact = all(map(self.is_text, ids)) and b"".join(self.vocab_bytes[i] for i in ids) == data
+        is_exact = all(map(self.is_text, ids)) and data.startswith(b"".join(self.vocab_bytes[i] for i in ids))
         return ids if is_exact else []
 
     def canonical_run(self, data: bytes, *, is_end: bool) -> list[int]:
@@ -81,9 +85,8 @@ class GrammarVocabulary:
                 longer token could begin.
         """
         keep = len(data) if is_end else self._stable_length(data)
-        whole = len(data[: len(data)].decode("utf-8", "ignore").encode())
         ids, length = [], 0
-        for token_id in self.tokenize(data[:whole]):
+        for token_id in self.tokenize(data):
             length += len(self.vocab_bytes[token_id])
             if length > keep:
                 break

@@ -14,6 +14,7 @@ from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar,
 from radixrt.grammar.matcher import Enforcement
 from radixrt.grammar.schema import keywords as kw
 from radixrt.grammar.schema.finite import is_finite
+from radixrt.grammar.schema.formats import PATTERNS
 from radixrt.grammar.schema.validator import SchemaValidator
 
 
@@ -58,6 +59,9 @@ def parse_schema(text: str, config: GrammarConfig) -> ParsedSchema:
         root = {}
     walk = _Walk(root)
     walk.run()
+    for node in walk.nodes.values():
+        if isinstance(node, dict):
+            _spell_out_format(node)
     if not is_finite(walk.nodes, walk.targets):
         pointer, target = next(iter(walk.targets.items()))
         raise UnsupportedGrammar(
@@ -235,6 +239,18 @@ def _constrains_nothing(keyword: str, value: Any, node: Mapping[str, Any]) -> bo
     if keyword == "additionalItems":
         return not isinstance(node.get("items"), list)
     return keyword in kw.NEEDS_COMPANION and not kw.NEEDS_COMPANION[keyword] & node.keys()
+
+
+def _spell_out_format(node: dict[str, Any]) -> None:
+    """Put a pattern in the place of a format that we know better than the engine."""
+    pattern = PATTERNS.get(node.get("format", ""))
+    if pattern is None:
+        return
+    del node["format"]
+    if "pattern" in node:
+        node["allOf"] = [*node.get("allOf", ()), {"pattern": pattern}]
+    else:
+        node["pattern"] = pattern
 
 
 def _anchors(root: Any) -> Iterator[tuple[str, str]]:

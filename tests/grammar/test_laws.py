@@ -1,0 +1,219 @@
+"""Laws that hold for every engine, along random walks over small vocabularies."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from radixrt.grammar import CompiledGrammar, GrammarMatcher, compile
+from radixrt.text import Tokenizer
+from radixrt.types import GrammarSpec
+from tests.support.tokenizers import JSON_MERGES, byte_tokenizer, sentencepiece_tokenizer
+
+TOKENIZERS = {
+    "byte": byte_tokenizer(extra=JSON_MERGES),
+    "sentencepiece": sentencepiece_tokenizer(extra=JSON_MERGES),
+}
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["é", "日本", "ab"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+SPECS = {
+    "choice": GrammarSpec.choice(["yes", "no", "yes!", "日本語", "日本", "🙂", "🙃", 'a"', 'a",']),
+    "forced choice": GrammarSpec.choice(["the name is 日本", "the name is 日語"]),
+    "date": GrammarSpec.regex("[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+    "any character": GrammarSpec.regex(".{1,3}"),
+    "after accepting": GrammarSpec.regex(".*"),
+    "alternatives": GrammarSpec.regex("(a|ab)(c|bcd)d*"),
+    "large regex": GrammarSpec.regex("[a-c]{1,30}(é|日){1,30}"),
+    "word": GrammarSpec.regex(r"\w{2,9}@\w+"),
+    "object": GrammarSpec.json_object(),
+    "person": GrammarSpec.json_schema(PERSON),
+    "flexible person": GrammarSpec.json_schema(PERSON, whitespace="flexible"),
+    "union": GrammarSpec.json_schema(
+        {"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "boolean"}}]}
+    ),
+    "lark": GrammarSpec.lark('start: item ("," item)*\nitem: /[a-c]+/ | "(" start ")"'),
+    "ambiguous lark": GrammarSpec.lark('start: start "a" | "b"'),
+    "looping lark": GrammarSpec.lark("start: /a+/ /a/"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    tokenizer: Tokenizer
+    grammar: CompiledGrammar
+
+    def allowed(self, matcher: GrammarMatcher) -> list[int]:
+        row = np.full((self.tokenizer.vocab_size + 31) // 32, -1, dtype=np.int32)
+        matcher.fill_mask(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+        return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+    def is_same(self, one: GrammarMatcher, other: GrammarMatcher) -> bool:
+        return (
+            self.allowed(one) == self.allowed(other)
+            and one.is_accepting == other.is_accepting
+            and one.is_terminated == other.is_terminated
+            and one.forced_tokens() == other.forced_tokens()
+        )
+
+
+_compiled: dict[tuple[str, str], CompiledGrammar] = {}
+
+
+@pytest.fixture(params=[(vocabulary, name) for vocabulary in TOKENIZERS for name in SPECS], ids="-".join)
+def case(request: pytest.FixtureRequest) -> Case:
+    vocabulary, name = request.param
+    tokenizer = TOKENIZERS[vocabulary]
+    if request.param not in _compiled:
+        _compiled[request.param] = compile(SPECS[name], tokenizer)
+    return Case(tokenizer, _compiled[request.param])
+
+
+def walk(case: Case, seed: int, num_steps: int) -> list[int]:
+    """Draw tokens from the masks until nothing may follow."""
+    generator = random.Random(seed)
+    matcher, drawn = case.grammar.start(), []
+    while len(drawn) < num_steps and (allowed := case.allowed(matcher)):
+        drawn.append(generator.choice(allowed))
+        assert matcher.accept(drawn[-1]), f"seed {seed}: masked in but not accepted after {drawn}"
+    return drawn
+
+
+def test_a_bit_is_set_exactly_when_the_token_is_accepted(case: Case) -> None:
+    for seed in range(3):
+        matcher = case.grammar.start()
+        for token_id in [*walk(case, seed, 7), None]:
+            allowed = set(case.allowed(matcher))
+            for candidate in range(case.tokenizer.vocab_size):
+                fork = matcher.fork()
+                is_accepted = fork.accept(candidate)
+                assert is_accepted == (candidate in allowed), (
+                    f"seed {seed}: token {candidate} {case.tokenizer.token_text(candidate)!r}"
+                )
+            if token_id is not None:
+                assert matcher.accept(token_id)
+
+
+def test_end_tokens_are_counted_outside(case: Case) -> None:
+    matcher = case.grammar.start()
+    for token_id in walk(case, 1, 30):
+        assert not set(case.allowed(matcher)) & case.tokenizer.special_ids
+        assert not any(matcher.accept(end_id) for end_id in case.tokenizer.eos_ids)
+        matcher.accept(token_id)
+    assert not matcher.accept(-1)
+    assert not matcher.accept(case.tokenizer.vocab_size)
+
+
+def test_a_terminated_matcher_accepts_and_allows_nothing(case: Case) -> None:
+    for seed in range(5):
+        matcher = case.grammar.start()
+        for token_id in walk(case, seed, 60):
+            if matcher.is_terminated:
+                assert matcher.is_accepting
+            assert not (matcher.is_terminated and case.allowed(matcher))
+            matcher.accept(token_id)
+        if not case.allowed(matcher):
+            assert matcher.is_accepting, f"seed {seed}: a dead end"
+            assert matcher.is_terminated
+
+
+def test_rollback_equals_a_replay(case: Case) -> None:
+    for seed in range(3):
+        drawn = walk(case, seed, 12)
+        for keep in {0, len(drawn) // 2, max(0, len(drawn) - 1)}:
+            matcher, replay = case.grammar.start(), case.grammar.start()
+            assert all(matcher.accept(token_id) for token_id in drawn)
+            matcher.rollback(len(drawn) - keep)
+            assert all(replay.accept(token_id) for token_id in drawn[:keep])
+            assert case.is_same(matcher, replay), f"seed {seed}, kept {keep}"
+            assert all(matcher.accept(token_id) for token_id in drawn[keep:])
+    with pytest.raises(ValueError, match="num_tokens"):
+        case.grammar.start().rollback(1)
+
+
+def test_a_fork_equals_a_replay_and_is_independent(case: Case) -> None:
+    drawn = walk(case, 5, 12)
+    for keep in {0, len(drawn) // 2, len(drawn)}:
+        matcher, replay = case.grammar.start(), case.grammar.start()
+        for token_id in drawn[:keep]:
+            assert matcher.accept(token_id)
+            assert replay.accept(token_id)
+        fork = matcher.fork()
+        assert all(fork.accept(token_id) for token_id in drawn[keep:])
+        assert case.is_same(matcher, replay)
+        fork.rollback(len(drawn) - keep)
+        assert case.is_same(fork, replay)
+
+
+def test_validate_counts_and_changes_nothing(case: Case) -> None:
+    drawn = walk(case, 7, 10)
+    matcher = case.grammar.start()
+    assert matcher.validate([*drawn, case.tokenizer.eos_ids[0]]) == len(drawn)
+    assert matcher.validate([]) == 0
+    assert case.is_same(matcher, case.grammar.start())
+
+
+def test_forced_tokens_are_the_only_way(case: Case) -> None:
+    """Every continuation that the masks allow spells the forced text first."""
+    for seed in range(4):
+        matcher = case.grammar.start()
+        for token_id in [*walk(case, seed, 15), None]:
+            if forced := matcher.forced_tokens():
+                assert not matcher.is_accepting
+                fork = matcher.fork()
+                text = b"".join(case.tokenizer.vocab_bytes[forced_id] for forced_id in forced)
+                for forced_id in forced:
+                    assert forced_id in case.allowed(fork)
+                    assert fork.accept(forced_id)
+                for candidate in case.allowed(matcher):
+                    token = case.tokenizer.vocab_bytes[candidate]
+                    assert text.startswith(token) or token.startswith(text), (seed, text, token)
+            if token_id is not None:
+                assert matcher.accept(token_id)
+
+
+def test_following_forced_runs_gives_the_canonical_tokens(case: Case) -> None:
+    """Where the text after a run is known, its tokenization is that of the whole text."""
+    matcher = case.grammar.start()
+    forced = matcher.forced_tokens()
+    for token_id in forced:
+        assert matcher.accept(token_id)
+    if matcher.is_terminated:
+        text = case.tokenizer.decode(forced)
+        assert case.tokenizer.encode_continuation(text) == forced
+
+
+def test_completions_pass_the_final_check(case: Case) -> None:
+    num_complete = 0
+    for seed in range(40):
+        drawn = walk(case, seed, 80)
+        matcher = case.grammar.start()
+        assert matcher.validate(drawn) == len(drawn)
+        for token_id in drawn:
+            matcher.accept(token_id)
+        text = b"".join(case.tokenizer.vocab_bytes[token_id] for token_id in drawn)
+        if matcher.is_accepting:
+            num_complete += 1
+            assert case.grammar.check(text.decode("utf-8")), f"seed {seed}: {text!r}"
+    assert num_complete > 0
+
+
+def test_a_wrong_row_is_refused(case: Case) -> None:
+    matcher = case.grammar.start()
+    width = (case.tokenizer.vocab_size + 31) // 32
+    for row in (np.zeros(width + 1, np.int32), np.zeros(width, np.int64), np.zeros(2 * width, np.int32)[::2]):
+        with pytest.raises(ValueError, match="row"):
+            matcher.fill_mask(row)
