@@ -1,0 +1,237 @@
+"""radixrt on the command line: demo, run, models, doctor, bench."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from radixrt import __version__
+from radixrt.config import EngineConfig, environment_help, home_folder, option_specs
+from radixrt.errors import RadixrtError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="A structured-generation runtime with a radix prefix cache.",
+)
+models_app = typer.Typer(no_args_is_help=True, help="The model files on this machine.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
+app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+DEMO_TEXT = "The lamp is bright and looks great, but the switch broke after two days."
+
+
+def main() -> None:
+    """Run the command line; an expected failure is one line on stderr and status 1, never a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except RadixrtError as error:
+        errors.print(f"radixrt: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of EngineConfig; it receives those that were set as `options`."""
+    specs = list(option_specs())
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        options = {spec.name: values.pop(spec.name) for spec in specs}
+        command(**values, options={name: value for name, value in options.items() if value is not None})
+
+    own = [
+        item
+        for name, item in inspect.signature(command, eval_str=True).parameters.items()
+        if name != "options"
+    ]
+    generated = []
+    for spec in specs:
+        default = "" if spec.default is None else f" [{spec.default}]"
+        info = typer.Option(
+            None,
+            help=spec.help + default,
+            envvar=None,
+            rich_help_panel="Engine options",
+            show_default=False,
+        )
+        generated.append(
+            inspect.Parameter(
+                spec.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=info,
+                annotation=spec.type | None,
+            )
+        )
+    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
+    wrapped.__signature__ = inspect.Signature([*keyword_only, *generated])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {item.name: item.annotation for item in [*keyword_only, *generated]}
+    return wrapped
+
+
+@app.command()
+@with_engine_options
+def demo(*, options: dict[str, Any]) -> None:
+    """Run a forked, constrained few-shot program on the small default model."""
+    from radixrt.programs import load_program, source_of  # torch is loaded only by commands that need it
+
+    started = time.perf_counter()
+    package = importlib.util.find_spec("frontend_lang")
+    assert package is not None
+    assert package.origin is not None
+    program = load_program(str(Path(package.origin).with_name("demo.py")))
+    with _engine(options) as engine:
+        _describe(engine, time.perf_counter() - started)
+        console.print(Syntax(source_of(program), "python", background_color="default"))
+        console.print()
+        result = program.with_options(engine=engine).run(text=DEMO_TEXT)
+        for name, value in result.value.items():
+            console.print(f"{name}: {value}", markup=False)
+        console.print()
+        console.print(result.table(), markup=False)
+    console.print(f"\n{time.perf_counter() - started:.1f} s in all", markup=False)
+
+
+@app.command()
+@with_engine_options
+def run(
+    program: Annotated[str, typer.Argument(metavar="FILE.py:program", help="the program to run")],
+    *,
+    arg: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="an argument of the program; repeatable")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    options: dict[str, Any],
+) -> None:
+    """Run a program from a file and print its variables and where its tokens came from."""
+    from radixrt.programs import load_program, parse_arguments
+
+    found = load_program(program)
+    arguments = parse_arguments(found, arg or [])
+    with _engine(options) as engine:
+        result = found.with_options(engine=engine).run(**arguments)
+    if as_json:
+        values = {"value": result.value, "variables": result.variables, "text": result.text()}
+        print(json.dumps(values, ensure_ascii=False, default=_plain))
+        return
+    console.print(result.text(), markup=False)
+    console.print()
+    for name, value in result.variables.items():
+        console.print(f"{name}: {value!r}", markup=False)
+    console.print()
+    console.print(result.table(), markup=False)
+
+
+def _plain(value: Any) -> Any:
+    """Give JSON data for a value of a program (a Pydantic model, or anything printable)."""
+    from pydantic import BaseModel
+
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def _engine(options: dict[str, Any]) -> Any:
+    from radixrt.engine import Engine
+
+    return Engine(**options)
+
+
+def _describe(engine: Any, seconds: float) -> None:
+    config = engine.config
+    console.print(
+        f"radixrt {__version__}: {config.options.model.model} on {config.device.type}, "
+        f"{str(config.dtype).removeprefix('torch.')}, {config.num_kv_tokens} tokens of KV, "
+        f"ready in {seconds:.1f} s\n",
+        markup=False,
+    )
+
+
+@app.command()
+@with_engine_options
+def doctor(*, options: dict[str, Any]) -> None:
+    """Say what this machine has, what is missing, and the command that mends it."""
+    from radixrt.doctor import examine
+
+    is_sound = True
+    for finding in examine(EngineConfig.load(options), home=home_folder()):
+        mark = "ok " if finding.is_ok else "NO "
+        remedy = f"  -> {finding.remedy}" if finding.remedy else ""
+        console.print(f"{mark} {finding.topic}: {finding.text}{remedy}", markup=False, soft_wrap=True)
+        is_sound = is_sound and finding.is_ok
+    if not is_sound:
+        raise typer.Exit(1)
+
+
+@app.command()
+def options() -> None:
+    """List every option: its environment variable and what it does."""
+    for name, text in environment_help():
+        console.print(f"{name}: {text}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(__version__)
+
+
+@models_app.command("list")
+def list_models() -> None:
+    """List the models that are here and those that can be fetched by name."""
+    from radixrt.model.catalog import list_models as entries
+
+    table = Table("name", "state", "source", box=None, pad_edge=False)
+    for entry in entries(home_folder()):
+        table.add_row(entry.name, f"{entry.num_bytes / 1e6:.0f} MB" if entry.folder else "-", entry.source)
+    console.print(table)
+
+
+@models_app.command("pull")
+def pull_model(name: Annotated[str, typer.Argument(help="catalog name, hub id or .gguf file")]) -> None:
+    """Fetch a model, or check every byte of one that is here and mend it."""
+    from radixrt.model.catalog import pull
+
+    console.print(str(pull(name, home=home_folder(), show_progress=True)), markup=False, soft_wrap=True)
+
+
+@models_app.command("rm")
+def remove_model(name: Annotated[str, typer.Argument(help="name as `radixrt models list` shows it")]) -> None:
+    """Delete a model's files."""
+    from radixrt.model.catalog import remove
+
+    was_there = remove(name, home=home_folder())
+    console.print(f"{name}: {'removed' if was_there else 'was not here'}", markup=False)
+
+
+@bench_app.command("engine")
+@with_engine_options
+def bench_engine(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    options: dict[str, Any],
+) -> None:
+    """Time prefill, decode, and few-shot requests with the prefix cache on and off."""
+    from radixrt.bench.engine import measure, report
+
+    measured = measure(options)
+    print(json.dumps(measured) if as_json else report(measured))
+
+
+if __name__ == "__main__":
+    main()
