@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import llguidance
 
 from radixrt.config import GrammarConfig
-from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar
+from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar, first_line
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
@@ -52,7 +53,7 @@ def compile(
 
 def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> CompiledGrammar:
     """Compile a constraint for a vocabulary whose tables may be built already; otherwise as `compile`."""
-    num_bytes = len(spec.text.encode("utf-8", "surrogatepass"))
+    num_bytes = _utf8_length(spec.text)
     if num_bytes > config.max_grammar_bytes:
         raise GrammarTooCostly(
             f"a constraint may have at most {config.max_grammar_bytes} bytes (max_grammar_bytes), got {num_bytes}",
@@ -70,9 +71,28 @@ def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gramma
             return _compile_lark(spec, vocabulary)
 
 
+def _utf8_length(text: str) -> int:
+    """Give the length in bytes; raise InvalidRequest for a lone surrogate."""
+    try:
+        return len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "a constraint must be valid Unicode (it holds a lone surrogate)", parameter="grammar"
+        ) from None
+
+
 def _compile_choice(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> CompiledGrammar:
-    choices = spec.payload()
+    try:
+        choices = json.loads(spec.text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"choices must be a JSON list of strings: {first_line(error)}",
+            parameter="choices",
+            value=spec.text[:200],
+        ) from error
     check_choices(choices)
+    for choice in choices:
+        _utf8_length(choice)
     return DFAGrammar(spec, vocabulary, dfa=ByteDFA.from_strings(choices))
 
 

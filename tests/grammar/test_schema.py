@@ -312,7 +312,7 @@ def test_malformed_schemas_are_invalid_requests(schema: Any, place: str) -> None
     assert caught.value.parameter == place
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "1", '{"const": NaN}', '"a"', "{}}"])
+@pytest.mark.parametrize("text", ["{", "[]", "1", '{"const": NaN}', '"a"', "{}}", '{"const": "\\ud800"}'])
 def test_texts_that_are_no_schema_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         CACHE.get(GrammarSpec(GrammarKind.JSON_SCHEMA, text))
@@ -378,6 +378,21 @@ def test_formats_are_asserted(form: str, good: list[str], bad: list[str]) -> Non
     ):
         assert all(accepts(schema, f'"{text}"') for text in good)
         assert not any(accepts(schema, f'"{text}"') for text in bad)
+
+
+def test_repeated_values_of_an_enum_do_no_harm() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "enum": ["a", "b", "a"],
+        "required": ["x", "x"],
+    }
+    assert accepts(schema, '"a"')
+
+
+def test_a_format_beside_a_pattern_and_a_reference() -> None:
+    schema = {"$ref": "#/$defs/day", "$defs": {"day": {"format": "date", "pattern": "^2", "type": "string"}}}
+    assert accepts(schema, '"2024-01-01"')
+    assert not accepts(schema, '"1024-01-01"')
 
 
 def test_json_object_accepts_objects_only() -> None:

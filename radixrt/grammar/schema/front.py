@@ -59,9 +59,6 @@ def parse_schema(text: str, config: GrammarConfig) -> ParsedSchema:
         root = {}
     walk = _Walk(root)
     walk.run()
-    for node in walk.nodes.values():
-        if isinstance(node, dict):
-            _spell_out_format(node)
     if not is_finite(walk.nodes, walk.targets):
         pointer, target = next(iter(walk.targets.items()))
         raise UnsupportedGrammar(
@@ -69,6 +66,9 @@ def parse_schema(text: str, config: GrammarConfig) -> ParsedSchema:
             parameter=f"{pointer}/$ref",
             value=target,
         )
+    for node in walk.nodes.values():
+        if isinstance(node, dict):
+            _spell_out_format(node)
     return ParsedSchema(root, walk.nodes, MappingProxyType(walk.keywords), validator)
 
 
@@ -93,6 +93,12 @@ def _load(text: str, config: GrammarConfig) -> Any:
             for child in (item.values() if isinstance(item, dict) else item)
             if isinstance(child, dict | list)
         ]
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "the schema must be valid Unicode (it holds a lone surrogate)", parameter="grammar"
+        ) from None
     if not isinstance(value, dict | bool):
         raise InvalidRequest(
             f"a schema must be an object or a boolean, got {type(value).__name__}", parameter="grammar"

@@ -37,7 +37,7 @@ class SchemaValidator:
 
     @classmethod
     def build(cls, schema: Any) -> SchemaValidator:
-        """Check that the schema is one.
+        """Check that the schema is one. Values that repeat in enum, required or type do no harm.
 
         Raises:
             InvalidRequest: it breaks the rules of its draft; `parameter` is the JSON Pointer of the place.
@@ -46,7 +46,8 @@ class SchemaValidator:
         drafts = (validators.validator_for(schema),) if is_declared else _DRAFTS
         faults = []
         for draft in drafts:
-            fault = next(iter(draft(draft.META_SCHEMA).iter_errors(schema)), None)
+            found = draft(draft.META_SCHEMA).iter_errors(schema)
+            fault = next((fault for fault in found if fault.validator != "uniqueItems"), None)
             if fault is None:
                 return cls(draft(schema, registry=referencing.Registry(), format_checker=_format_checker()))
             faults.append(fault)
