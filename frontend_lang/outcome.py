@@ -95,7 +95,7 @@ class Outcomes(Sequence[Outcome[R_co]]):
         return self._items[position]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # two calls that fail alike are still two failures
 class Failure:
     """The first thing that went wrong in a branch.
 

@@ -22,7 +22,7 @@ from frontend_lang.outcome import Err, Failure, Ok, Outcome
 from frontend_lang.state import State, replies
 from frontend_lang.trace import CallRecord, table, total_usage
 from frontend_lang.transcript import Transcript
-from frontend_lang.waiting import all_or_first_error, block_on, run_in_greenlet
+from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in_greenlet, wait_for
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -120,7 +120,7 @@ class ProgramResult(Generic[R_co]):
         return table(self.calls)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program(Generic[P, R]):
     """A function whose first parameter is a State.
 
@@ -153,12 +153,15 @@ class Program(Generic[P, R]):
         return self.function.__name__
 
     def __call__(self, state: State, /, *args: Any, **kwargs: Any) -> R:
-        """Run the statements on the caller's State; an async program gives a coroutine."""
+        """Run the statements on the caller's State; an async program in an async one gives a coroutine."""
         if not isinstance(state, State):
             raise TypeError(
                 f"{self.name}(...) takes a State first, got {type(state).__name__}; to run it alone use {self.name}.run(...)"
             )
-        return self.function(state, *args, **{**self.bound, **kwargs})  # type: ignore[no-any-return]
+        value = self.function(state, *args, **{**self.bound, **kwargs})
+        if inspect.iscoroutine(value) and can_wait():
+            value = wait_for(value)
+        return value  # type: ignore[no-any-return]
 
     def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
         """Run the program to its end.
@@ -268,14 +271,16 @@ class Program(Generic[P, R]):
             value = await self._body(State(run.root), args, kwargs)
             for branch in run.branches:
                 await interpreter.settle(branch)
-        except Exception as error:
-            self._add_notes(error, run)
+        except Exception as mistake:
+            self._add_notes(mistake, run)
             raise
         finally:
             _enclosing.reset(token)
             await run.close()
         if run.untold:
-            raise run.untold[0].error()
+            error = run.untold.pop(0).error()
+            self._add_notes(error, run)
+            raise error
         return ProgramResult(
             self.name,
             value,
@@ -330,7 +335,7 @@ class Program(Generic[P, R]):
             where = f"{self.function.__code__.co_filename}:{lines[-1]}" if lines else "before its first line"
             error.add_note(f'in program "{self.name}" ({where})')
         for failure in run.untold:
-            error.add_note(f"before that, {failure.error()}")
+            error.add_note(f"unread: {failure.error()}")
 
 
 class _ProgressBar(tqdm):  # type: ignore[type-arg]

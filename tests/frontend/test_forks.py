@@ -92,6 +92,21 @@ def test_a_failure_that_nobody_looked_at_is_raised_at_the_end():
             each.with_options(backend=ScriptedBackend(["a"], fail_at={1})).run()
 
 
+def test_failures_that_look_alike_are_told_one_by_one():
+    @program
+    def forked(s):
+        branches = s.fork(3)
+        branches += gen("x")
+        with pytest.raises(ProgramError):
+            branches[0]["x"]
+        with pytest.raises(ProgramError):
+            branches[0]["x"]
+
+    with pytest.raises(ProgramError, match=r'gen\("x"\) failed') as caught:
+        forked.with_options(backend=ScriptedBackend(fail_at={0, 1, 2})).run()
+    assert len(caught.value.__notes__) == 1  # the third child's
+
+
 def test_a_parent_that_fails_before_the_fork_fails_its_children():
     @program
     def forked(s):

@@ -2,10 +2,11 @@
 
 import itertools
 import math
+import threading
 
 import pytest
 
-from frontend_lang import assistant, gen, program, select, system, user
+from frontend_lang import ProgramError, assistant, gen, program, select, system, user
 from radixrt import Engine, SamplingParams
 from tests.support.models import tiny_model
 
@@ -147,6 +148,20 @@ def test_a_stop_text_leaves_text_and_tokens_in_step(engine):
     result = stopped.with_options(engine=engine).run(stop)
     assert result["x"] == whole[: whole.index(stop)]
     assert engine.tokenizer.decode(result.token_ids()) == result.text() == f"Go{result['x']}!"
+
+
+def test_an_engine_that_closes_under_a_program_is_told(tmp_path):
+    @program
+    def endless(s):
+        s += "x" + gen("x", max_tokens=400, ignore_eos=True)
+        closer.start()
+        return s["x"]
+
+    with Engine(tiny_model("qwen3", tmp_path / "tiny"), dtype="float32", num_pages=200, threads=1) as mortal:
+        closer = threading.Thread(target=mortal.close)
+        with pytest.raises(ProgramError, match=r'gen\("x"\) failed at .*EngineStopped'):
+            endless.with_options(engine=mortal).run()
+        closer.join()
 
 
 def test_a_raise_in_the_program_aborts_what_runs(engine):

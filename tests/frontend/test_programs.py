@@ -215,6 +215,20 @@ def test_an_async_program_has_the_same_language():
     assert asyncio.run(main())["c"] == "d"
 
 
+def test_a_plain_program_calls_an_async_one():
+    @program
+    async def part(s, q):
+        s += q + gen("a")
+        return await s.value("a")
+
+    @program
+    def whole(s):
+        return part(s, "p") + part.run("q").value
+
+    backend = ScriptedBackend(lambda request, prompt: prompt.upper())
+    assert whole.with_options(backend=backend).run().value == "PQ"
+
+
 def test_a_cancelled_reader_leaves_the_call_alone():
     @program
     async def impatient(s):
