@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,12 +43,12 @@ def measure(options: Mapping[str, Any], *, num_repetitions: int = NUM_REPETITION
                 "model": config.options.model.model,
             },
             "prefill_tokens_per_s": {
-                str(length): length / _median(lambda n=length: _prefill(engine, draw, n), num_repetitions)
+                str(length): length / _median(partial(_prefill, engine, draw, length), num_repetitions)
                 for length in PREFILL_LENGTHS
                 if length < config.max_context
             },
             "decode_ms_per_step": {
-                str(batch): 1000 * _median(lambda n=batch: _decode(engine, draw, n), num_repetitions)
+                str(batch): 1000 * _median(partial(_decode, engine, draw, batch), num_repetitions)
                 for batch in DECODE_BATCHES
             },
             "few_shot": _few_shot(arms, draw, num_repetitions),
