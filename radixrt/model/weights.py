@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from radixrt.errors import ModelLoadError
 from radixrt.model.decoder import DecoderWeights, LayerWeights, Linear
+from radixrt.model.memory import Arena
 from radixrt.model.spec import ModelSpec
 
 SINGLE_FILE = "model.safetensors"
@@ -20,34 +22,29 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class WeightFiles:
-    """The tensors of a model folder by name.
+    """The tensors of a model folder by name, copied into one arena as they are taken.
 
     Invariant: `taken` holds the names that were asked for, each in `file_of`.
     """
 
     def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
         self.folder = folder
-        self.device = device
-        self.dtype = dtype
         self.files = {name: _open(folder / name) for name in _file_names(folder)}
         self.file_of = {tensor: name for name, file in self.files.items() for tensor in file.keys()}  # noqa: SIM118
         self.taken: set[str] = set()
+        shapes = [self.files[file].get_slice(tensor).get_shape() for tensor, file in self.file_of.items()]
+        self.arena = Arena(sum(map(math.prod, shapes)), len(shapes), dtype=dtype, device=device)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Read one tensor.
+    def take(self, *names: str, shapes: Iterable[tuple[int, ...]]) -> torch.Tensor:
+        """Read tensors into one, stacked along their first dimension.
 
         Raises:
-            ModelLoadError: missing, of another shape, or not of a floating-point type.
+            ModelLoadError: one is missing, of another shape, or not of a floating-point type.
         """
-        tensor = self._read(name, shape)
-        return tensor.to(device=self.device, dtype=self.dtype, copy=True)
-
-    def take_stacked(self, names: Iterable[str], shapes: Iterable[tuple[int, ...]]) -> torch.Tensor:
-        """Read several tensors into one, stacked along their first dimension. Raises as `take`."""
         parts = [self._read(name, shape) for name, shape in zip(names, shapes, strict=True)]
-        num_rows = sum(part.shape[0] for part in parts)
-        stacked = torch.empty((num_rows, *parts[0].shape[1:]), device=self.device, dtype=self.dtype)
-        for target, part in zip(torch.split(stacked, [part.shape[0] for part in parts]), parts, strict=True):
+        num_rows = [part.shape[0] for part in parts]
+        stacked = self.arena.cut((sum(num_rows), *parts[0].shape[1:]))
+        for target, part in zip(torch.split(stacked, num_rows), parts, strict=True):
             target.copy_(part)
         return stacked
 
@@ -87,10 +84,10 @@ def read_weights(
     """
     files = WeightFiles(folder, device=device, dtype=dtype)
     matrix = (spec.vocab_size, spec.hidden_size)
-    embedding = files.take("model.embed_tokens.weight", matrix)
+    embedding = files.take("model.embed_tokens.weight", shapes=[matrix])
     layers = tuple(_read_layer(files, spec, layer_index=i) for i in range(spec.num_layers))
-    final_norm = files.take("model.norm.weight", (spec.hidden_size,))
-    head = embedding if spec.has_tied_head else files.take("lm_head.weight", matrix)
+    final_norm = files.take("model.norm.weight", shapes=[(spec.hidden_size,)])
+    head = embedding if spec.has_tied_head else files.take("lm_head.weight", shapes=[matrix])
     files.check_all_taken(ignored=["lm_head.weight"] if spec.has_tied_head else [])
     return DecoderWeights(embedding, layers, final_norm, head)
 
@@ -103,11 +100,11 @@ def _read_layer(files: WeightFiles, spec: ModelSpec, *, layer_index: int) -> Lay
     def linear(names: tuple[str, ...], rows: tuple[int, ...], columns: int, has_bias: bool) -> Linear:
         weights = [f"{prefix}{name}.weight" for name in names]
         biases = [f"{prefix}{name}.bias" for name in names]
-        weight = files.take_stacked(weights, [(count, columns) for count in rows])
-        return Linear(weight, files.take_stacked(biases, [(count,) for count in rows]) if has_bias else None)
+        weight = files.take(*weights, shapes=[(count, columns) for count in rows])
+        return Linear(weight, files.take(*biases, shapes=[(count,) for count in rows]) if has_bias else None)
 
     return LayerWeights(
-        attention_norm=files.take(f"{prefix}input_layernorm.weight", (hidden,)),
+        attention_norm=files.take(f"{prefix}input_layernorm.weight", shapes=[(hidden,)]),
         qkv=linear(
             ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             (q_rows, kv_rows, kv_rows),
@@ -116,7 +113,7 @@ def _read_layer(files: WeightFiles, spec: ModelSpec, *, layer_index: int) -> Lay
         ),
         qk_norm=_read_qk_norm(files, spec, prefix) if spec.has_qk_norm else None,
         output=linear(("self_attn.o_proj",), (hidden,), q_rows, spec.has_output_bias),
-        mlp_norm=files.take(f"{prefix}post_attention_layernorm.weight", (hidden,)),
+        mlp_norm=files.take(f"{prefix}post_attention_layernorm.weight", shapes=[(hidden,)]),
         gate_up=linear(
             ("mlp.gate_proj", "mlp.up_proj"), (intermediate, intermediate), hidden, spec.has_mlp_bias
         ),
@@ -126,8 +123,8 @@ def _read_layer(files: WeightFiles, spec: ModelSpec, *, layer_index: int) -> Lay
 
 def _read_qk_norm(files: WeightFiles, spec: ModelSpec, prefix: str) -> torch.Tensor:
     """Give [H + G, D]: the weight of the query norm for every query head, then that of the key norm."""
-    q_norm = files.take(f"{prefix}self_attn.q_norm.weight", (spec.head_dim,))
-    k_norm = files.take(f"{prefix}self_attn.k_norm.weight", (spec.head_dim,))
+    q_norm = files.take(f"{prefix}self_attn.q_norm.weight", shapes=[(spec.head_dim,)])
+    k_norm = files.take(f"{prefix}self_attn.k_norm.weight", shapes=[(spec.head_dim,)])
     return torch.stack([q_norm] * spec.num_heads + [k_norm] * spec.num_kv_heads)
 
 
