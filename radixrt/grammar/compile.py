@@ -123,5 +123,5 @@ def _compile_lark(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> CompiledG
         )
     if not spec.text.strip():
         raise InvalidRequest("a Lark grammar must have a rule named start", parameter="grammar", value="")
-    grammar = llguidance.LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + spec.text)
+    grammar = llguidance.LLMatcher.grammar_from_lark(spec.text + '\n%llguidance {"no_forcing": true}\n')
     return LLGrammar(spec, vocabulary, grammar=grammar, report=EnforcementReport(engine=ENGINE))

@@ -331,6 +331,18 @@ def test_depth_and_size_are_bounded_before_any_walk() -> None:
         )
 
 
+def test_wide_and_long_schemas_are_bounded() -> None:
+    many = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(5000)}}
+    with pytest.raises(GrammarTooCostly) as caught:
+        CACHE.get(GrammarSpec.json_schema(many))
+    assert caught.value.parameter == "/properties"
+    some = {"type": "object", "properties": dict(list(many["properties"].items())[:1000])}
+    assert accepts(some, '{"p3":1,"p999":2}')
+    chain = {f"d{index}": {"$ref": f"#/$defs/d{index - 1}"} for index in range(1, 3000)}
+    options = [{"$ref": f"#/$defs/{name}"} for name in chain]
+    refusal({"anyOf": options, "$defs": {"d0": {"$ref": "#/$defs/d0"}, **chain}})
+
+
 def test_older_drafts_are_read_by_their_rules() -> None:
     draft4 = {
         "$schema": "http://json-schema.org/draft-04/schema#",

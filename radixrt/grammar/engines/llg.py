@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import llguidance
 
-from radixrt.errors import GrammarDeadEnd, UnsupportedGrammar
+from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, UnsupportedGrammar
 from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.types import GrammarSpec
 
 ENGINE = "llguidance"
+# Words in the engine's complaints about its limits.
+_LIMIT_WORDS = ("max is", "fuel", "too large", "too complex", "limit")
 _BYTES_PER_CHARACTER = 64  # of grammar text: the engine does not tell what it holds
 
 
@@ -34,6 +36,7 @@ class LLGrammar:
             judge: decides about finished texts; where it gives None, or is None, the grammar itself does.
         Raises:
             UnsupportedGrammar: the engine refuses the grammar, or it allows no token at its start.
+            GrammarTooCostly: it is over a limit of the engine.
         """
         self.spec = spec
         self.report = report
@@ -44,15 +47,14 @@ class LLGrammar:
             vocabulary.llguidance_tokenizer,
             grammar,
             log_level=0,
-            limits=llguidance.LLParserLimits(verbose_errors=False),
+            limits=_limits(),
         )
-        if self._pristine.is_error():
-            raise UnsupportedGrammar(
-                f"the constraint is not supported: {' '.join(self._pristine.get_error().split())[:300]}",
-                parameter="grammar",
-                value=spec.text[:200],
-            )
-        self._refuse_nothing()
+        self._raise_if_refused(self._pristine)
+        matcher = self._pristine.deep_copy()
+        mask = matcher.compute_bitmask()
+        self._raise_if_refused(matcher)
+        if not any(mask):
+            raise self._empty()
 
     @property
     def num_bytes(self) -> int:
@@ -70,13 +72,29 @@ class LLGrammar:
         is_whole = self._vocabulary.tokenizer.decode(ids) == text
         return is_whole and matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
 
-    def _refuse_nothing(self) -> None:
-        matcher = self._pristine.deep_copy()
-        mask = matcher.compute_bitmask()
-        if matcher.is_error() or not any(mask):
-            raise UnsupportedGrammar(
-                "the constraint accepts no text at all", parameter="grammar", value=self.spec.text[:200]
+    def _raise_if_refused(self, matcher: llguidance.LLMatcher) -> None:
+        if not matcher.is_error():
+            return
+        reason = " ".join(matcher.get_error().split())[:300]
+        if "NoExtension" in reason:
+            raise self._empty()
+        if any(word in reason.lower() for word in _LIMIT_WORDS):
+            raise GrammarTooCostly(
+                f"the constraint is over a limit of the grammar engine: {reason}", parameter="grammar"
             )
+        raise UnsupportedGrammar(
+            f"the constraint is not supported: {reason}", parameter="grammar", value=self.spec.text[:200]
+        )
+
+    def _empty(self) -> UnsupportedGrammar:
+        return UnsupportedGrammar(
+            "the constraint accepts no text at all", parameter="grammar", value=self.spec.text[:200]
+        )
+
+
+def _limits() -> llguidance.LLParserLimits:
+    """Give the engine's limits: its own, but for objects of thousands of optional properties."""
+    return llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
 
 
 class LLMatcher:

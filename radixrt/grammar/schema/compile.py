@@ -32,6 +32,7 @@ _COMPLAINTS = (
     ("lookaround", ("pattern", "patternProperties")),
     ("regex", ("pattern", "patternProperties")),
     ("format", ("format",)),
+    ("range", ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
 )
 
 

@@ -17,17 +17,32 @@ def is_finite(nodes: Mapping[str, Any], targets: Mapping[str, str]) -> bool:
 
     The least fixed point of: a schema has a finite value if what it refers to and requires has one. Types are
     not intersected across allOf, so that True can be wrong; False never is.
+    Cost: linear in the nodes, times the members of one node.
     """
     if not targets:
         return True
+    dependents = _dependents(nodes, targets)
     finite = dict.fromkeys(nodes, False)
-    is_changed = True
-    while is_changed and not finite[""]:
-        is_changed = False
-        for pointer in reversed(list(nodes)):  # children come after their parents
-            if not finite[pointer] and _holds(pointer, nodes[pointer], finite, targets):
-                finite[pointer] = is_changed = True
+    pending = list(nodes)
+    while pending and not finite[""]:
+        pointer = pending.pop()
+        if not finite[pointer] and _holds(pointer, nodes[pointer], finite, targets):
+            finite[pointer] = True
+            pending += dependents.get(pointer, ())
     return finite[""]
+
+
+def _dependents(nodes: Mapping[str, Any], targets: Mapping[str, str]) -> dict[str, list[str]]:
+    """Give, for each node, the nodes whose verdict its own may change. Pure."""
+    found: dict[str, list[str]] = {}
+    for pointer, target in targets.items():
+        found.setdefault(target, []).append(pointer)
+    for pointer in nodes:
+        keyword = pointer.rpartition("/")[0]  # a member of a keyword's list or map, or the keyword itself
+        for parent in {keyword, keyword.rpartition("/")[0]}:
+            if pointer and parent in nodes:
+                found.setdefault(pointer, []).append(parent)
+    return found
 
 
 def _holds(pointer: str, node: Any, finite: Mapping[str, bool], targets: Mapping[str, str]) -> bool:

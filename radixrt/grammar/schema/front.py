@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,6 +17,8 @@ from radixrt.grammar.schema import keywords as kw
 from radixrt.grammar.schema.finite import is_finite
 from radixrt.grammar.schema.formats import PATTERNS
 from radixrt.grammar.schema.validator import SchemaValidator
+
+MAX_PROPERTIES = 4096  # of one object: the engine's time grows with their square
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +146,19 @@ class _Walk:
     def run(self) -> None:
         """Visit every subschema that the root reaches, in document order, referenced ones last."""
         self.root.pop("x-guidance", None)  # the engine would take options from it
-        pending = [("", self.root)]
-        while pending:
-            pointer, node = pending.pop(0)
+        pending, referenced = [("", self.root)], deque[tuple[str, Any]]()
+        while pending or referenced:
+            pointer, node = pending.pop() if pending else referenced.popleft()
             if pointer in self.nodes:
                 continue
             self.nodes[pointer] = node
             if isinstance(node, dict):
                 self._sort_keywords(pointer, node)
-                pending[:0] = _children(pointer, node)
+                pending += reversed(_children(pointer, node))
                 if "$ref" in node:
                     target = self._resolve(pointer, node["$ref"])
                     self.targets[pointer] = target
-                    pending.append((target, self._at(pointer, target)))
+                    referenced.append((target, self._at(pointer, target)))
         if self._inner_id is not None and self.targets:
             raise UnsupportedGrammar(
                 f"$id at {self._inner_id}/$id is not supported below the root of a schema with $ref",
@@ -165,6 +168,12 @@ class _Walk:
     def _sort_keywords(self, pointer: str, node: dict[str, Any]) -> None:
         for keyword, value in list(node.items()):
             place = f"{pointer}/{escape_pointer(keyword)}"
+            if keyword == "properties" and len(value) > MAX_PROPERTIES:
+                raise GrammarTooCostly(
+                    f"properties at {place} may have at most {MAX_PROPERTIES} members, got {len(value)}",
+                    parameter=place,
+                    value=len(value),
+                )
             if keyword == "$id" and pointer and self._inner_id is None:
                 self._inner_id = pointer
             if _constrains_nothing(keyword, value, node):
