@@ -221,7 +221,8 @@ def _fill_defaults(architecture: str, config: Mapping[str, Any]) -> Any:
         filled = AutoConfig.for_model(ARCHITECTURES[architecture], **fields)
     except (StrictDataclassError, KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"config.json of {architecture} is not valid: {error}") from error
-    known = NEUTRAL_FIELDS.union(type(filled).__dataclass_fields__)
+    # head_dim is read whether the family's class declares it or not, as transformers does.
+    known = NEUTRAL_FIELDS.union(type(filled).__dataclass_fields__, {"head_dim"})
     for name, value in config.items():
         if value and name not in known and not name.startswith("_"):
             raise ModelLoadError(
