@@ -86,6 +86,16 @@ class GrammarMatcher(Protocol):
         """
         ...
 
+    def closing_run(self, max_tokens: int) -> list[int] | None:
+        """Give at most `max_tokens` tokens after which the text satisfies the constraint.
+
+        [] if it does already; None if no such run was found. The matcher does not advance. With an automaton the
+        run is a shortest one; with llguidance it is found greedily, so that a longer budget may find one.
+        To end every answer within its budget: while r tokens are left, keep the invariant that a run of at most
+        r tokens is known; a sampled token after which there is none of r - 1 gives way to that run.
+        """
+        ...
+
 
 class CompiledGrammar(Protocol):
     """A constraint ready to run with one vocabulary; immutable to its users and shared between threads."""

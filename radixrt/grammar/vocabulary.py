@@ -9,6 +9,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.grammar.closing import ClosingRanks
 from radixrt.grammar.matcher import MaskRow
 from radixrt.grammar.trie import TokenTrie
 from radixrt.text.tokenizer import Tokenizer
@@ -55,11 +56,20 @@ class GrammarVocabulary:
         return ids or sorted(self.tokenizer.special_ids)[:1]
 
     @cached_property
+    def text_flags(self) -> NDArray[np.uint8]:
+        """Give 1 for every token that has bytes, else 0."""
+        return np.array([token != b"" for token in self.vocab_bytes], dtype=np.uint8)
+
+    @cached_property
     def text_bits(self) -> MaskRow:
         """Give the mask of all tokens that have bytes."""
-        bits = np.zeros((self.vocab_size + 31) // 32 * 32, dtype=np.uint8)
-        bits[: len(self.vocab_bytes)] = [token != b"" for token in self.vocab_bytes]
-        return pack_mask(bits)
+        flags = np.zeros((self.vocab_size + 31) // 32 * 32, dtype=np.uint8)
+        flags[: len(self.vocab_bytes)] = self.text_flags
+        return pack_mask(flags)
+
+    @cached_property
+    def closing_ranks(self) -> ClosingRanks:
+        return ClosingRanks.build(self.vocab_bytes)
 
     def is_text(self, token_id: int) -> bool:
         """Tell whether the token has bytes, so that a constraint can allow it."""

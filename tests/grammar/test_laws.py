@@ -208,7 +208,74 @@ def test_completions_pass_the_final_check(case: Case) -> None:
         if matcher.is_accepting:
             num_complete += 1
             assert case.grammar.check(text.decode("utf-8")), f"seed {seed}: {text!r}"
-    assert num_complete > 0
+    # Tokens of a grammar are matched greedily, so that this one can never end.
+    assert (num_complete > 0) == (case.grammar.spec != SPECS["looping lark"])
+
+
+def test_a_closing_run_is_allowed_and_ends_the_text(case: Case) -> None:
+    for seed in range(4):
+        matcher = case.grammar.start()
+        for token_id in [*walk(case, seed, 25), None]:
+            run = matcher.closing_run(60)
+            if run is not None:
+                assert len(run) <= 60
+                fork = matcher.fork()
+                for step, closing_id in enumerate(run):
+                    assert not fork.is_accepting
+                    assert fork.accept(closing_id), (seed, step, run)
+                assert fork.is_accepting
+                if run:
+                    shorter = matcher.closing_run(len(run) - 1)
+                    assert shorter is None or len(shorter) < len(run)
+            else:
+                assert case.grammar.spec in (SPECS["looping lark"], SPECS["ambiguous lark"])
+            if token_id is not None:
+                assert matcher.accept(token_id)
+
+
+def test_a_closing_run_of_an_automaton_is_a_shortest_one() -> None:
+    tokenizer = TOKENIZERS["byte"]
+    for name in ("choice", "forced choice", "alternatives"):
+        matcher = compile(SPECS[name], tokenizer).start()
+        run = matcher.closing_run(100)
+        assert run is not None
+        assert len(run) == shortest(matcher, tokenizer)
+        assert matcher.closing_run(len(run)) == run
+        assert matcher.closing_run(len(run) - 1) is None
+
+
+def shortest(matcher: GrammarMatcher, tokenizer: Tokenizer) -> int:
+    """Count the tokens to an accepting state by trying all of them."""
+    frontier, depth = {b"": matcher}, 0
+    while not any(item.is_accepting for item in frontier.values()):
+        reached: dict[bytes, GrammarMatcher] = {}
+        for text, item in frontier.items():
+            for token_id, token in enumerate(tokenizer.vocab_bytes):
+                if text + token not in reached and (fork := item.fork()).accept(token_id):
+                    reached[text + token] = fork
+        frontier, depth = reached, depth + 1
+    return depth
+
+
+def test_answers_end_within_their_budget(case: Case) -> None:
+    """The rule of `closing_run`: a sampled token after which no run fits gives way to the run known before."""
+    if case.grammar.spec == SPECS["looping lark"]:
+        pytest.skip("greedy tokens never leave room for the last one")
+    for seed in range(5):
+        generator, matcher = random.Random(seed), case.grammar.start()
+        run = matcher.closing_run(60)
+        assert run is not None
+        budget = len(run) + generator.randrange(12)
+        while budget and not matcher.is_terminated and (allowed := case.allowed(matcher)):
+            token_id = generator.choice(allowed)
+            assert matcher.accept(token_id)
+            following = matcher.closing_run(budget - 1)
+            if following is None:
+                matcher.rollback(1)
+                assert all(map(matcher.accept, run))
+                break
+            run, budget = following, budget - 1
+        assert matcher.is_accepting, f"seed {seed}"
 
 
 def test_a_wrong_row_is_refused(case: Case) -> None:

@@ -17,6 +17,8 @@ from radixrt.types import GrammarSpec
 
 ENGINE = "byte automaton"
 MAX_CACHED_MASK_BYTES = 16 << 20  # per constraint
+MAX_SEARCH_EDGES = 20_000_000  # token edges that one search for an end may look at: about a second
+_SEARCH_CHUNK = 64  # states whose tokens are looked up together
 
 
 class DFAGrammar:
@@ -67,7 +69,8 @@ class DFAGrammar:
         row = self._masks.get(state)
         if row is None:
             bits = np.zeros((self.vocabulary.vocab_size + 31) // 32 * 32, dtype=np.uint8)
-            bits[_allowed_tokens(self.dfa, self.vocabulary.trie, state)] = 1
+            token_ids, _, _ = _token_edges(self.dfa, self.vocabulary.trie, np.array([state]))
+            bits[token_ids] = 1
             row = pack_mask(bits)
             with self._lock:
                 while self._masks and (len(self._masks) + 1) * row.nbytes > MAX_CACHED_MASK_BYTES:
@@ -86,19 +89,58 @@ class DFAGrammar:
             state = int(targets[0])
         return bytes(data), bool(self.dfa.accepting[state]) and not self.dfa.out_edges(state)[0].size
 
+    def closing_run(self, state: int, max_tokens: int) -> list[int] | None:
+        """Give a shortest run of tokens to an accepting state, by breadth-first search."""
+        if self.dfa.accepting[state]:
+            return []
+        came_from: dict[int, tuple[int, int]] = {}
+        frontier, num_edges = [state], 0
+        for _ in range(max_tokens):
+            reached: list[int] = []
+            for chunk in range(0, len(frontier), _SEARCH_CHUNK):
+                starts = np.array(frontier[chunk : chunk + _SEARCH_CHUNK])
+                tokens, targets, origins = _token_edges(self.dfa, self.vocabulary.trie, starts)
+                num_edges += len(tokens)
+                for index in np.unique(targets, return_index=True)[1].tolist():
+                    target = int(targets[index])
+                    if target != state and target not in came_from:
+                        came_from[target] = int(origins[index]), int(tokens[index])
+                        reached.append(target)
+                if num_edges > MAX_SEARCH_EDGES:
+                    return None
+            if ends := [target for target in reached if self.dfa.accepting[target]]:
+                return _way_back(came_from, ends[0], state)
+            frontier = reached
+        return None
 
-def _allowed_tokens(dfa: ByteDFA, trie: TokenTrie, state: int) -> NDArray[np.int64]:
-    """Walk trie and automaton together, level by level. Cost: the edges of the trie nodes that are reached."""
-    nodes, states = np.array([ROOT]), np.array([state])
+
+def _way_back(came_from: dict[int, tuple[int, int]], end: int, start: int) -> list[int]:
+    """Give the tokens on the way that a search found from start to end. Pure."""
+    run = []
+    while end != start:
+        end, token_id = came_from[end]
+        run.append(token_id)
+    return run[::-1]
+
+
+def _token_edges(
+    dfa: ByteDFA, trie: TokenTrie, starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Give the tokens allowed in some states: token ids, the states they lead to, and the states they leave.
+
+    Walks trie and automaton together, level by level. Cost: the trie's edges that are reached, for each state.
+    """
+    nodes, states, origins = np.full(len(starts), ROOT), starts, starts
     found = []
     while nodes.size:
-        children, parent_index = _ranges(trie.child_start[nodes], trie.child_start[nodes + 1])
-        targets = dfa.step(states[parent_index], trie.node_byte[children])
+        children, index = _ranges(trie.child_start[nodes], trie.child_start[nodes + 1])
+        targets = dfa.step(states[index], trie.node_byte[children])
         is_alive = targets != DEAD
-        nodes, states = children[is_alive], targets[is_alive]
-        positions, _ = _ranges(trie.token_start[nodes], trie.token_start[nodes + 1])
-        found.append(trie.token_ids[positions])
-    return np.concatenate(found)
+        nodes, states, origins = children[is_alive], targets[is_alive], origins[index][is_alive]
+        positions, index = _ranges(trie.token_start[nodes], trie.token_start[nodes + 1])
+        found.append((trie.token_ids[positions], states[index], origins[index]))
+    tokens, targets, origins = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return tokens, targets, origins
 
 
 def _ranges(
@@ -172,3 +214,6 @@ class DFAMatcher:
     def forced_tokens(self) -> list[int]:
         data, is_end = self._grammar.forced_bytes(self._position.state)
         return self._grammar.vocabulary.canonical_run(data, is_end=is_end) if data else []
+
+    def closing_run(self, max_tokens: int) -> list[int] | None:
+        return self._grammar.closing_run(self._position.state, max_tokens)

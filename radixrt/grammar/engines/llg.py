@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import llguidance
 
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, UnsupportedGrammar
+from radixrt.grammar.closing import closing_run
 from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.types import GrammarSpec
@@ -178,3 +179,7 @@ class LLMatcher:
     def _raise_error(self) -> None:
         if self._cursor.is_error():
             raise GrammarDeadEnd(f"the grammar engine gave up: {self._cursor.get_error().splitlines()[0]}")
+
+    def closing_run(self, max_tokens: int) -> list[int] | None:
+        vocabulary = self._vocabulary
+        return closing_run(self._cursor, vocabulary.closing_ranks, vocabulary.text_flags, max_tokens)
