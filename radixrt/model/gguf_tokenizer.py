@@ -10,12 +10,11 @@ from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer
 
 from radixrt.errors import ModelLoadError, first_line
 
 # token types of the format
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 ROLES = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -83,7 +82,11 @@ def write_tokenizer(path: Path, reader: Any, fields: Mapping[str, Any], folder: 
     if kind not in ("gpt2", "llama") or "tokenizer.ggml.tokens" not in reader.fields:
         raise ModelLoadError(f"{path}: tokenizer {kind!r} is not supported; supported: gpt2, llama")
     tokens: list[str] = reader.fields["tokenizer.ggml.tokens"].contents()
-    backend = _sentencepiece(path) if kind == "llama" else _byte_level(path, reader, fields, tokens)
+    build = _sentencepiece if kind == "llama" else _byte_level
+    try:
+        backend = build(path, reader, fields, tokens)
+    except (ValueError, IndexError, TypeError, OverflowError) as error:
+        raise ModelLoadError(f"{path}: the tokenizer is not valid: {first_line(error)}") from error
     backend.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {
         role: tokens[fields[key]] for role, key in ROLES.items() if 0 <= fields.get(key, -1) < len(tokens)
@@ -106,13 +109,10 @@ def _byte_level(
             f"{path}: tokenizer.ggml.pre {name!r} is not supported; supported: {', '.join(SPLITTINGS)}"
         )
     splitting = SPLITTINGS[name]
-    types = _list(reader, "tokenizer.ggml.token_type") or [1] * len(tokens)
-    vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != UNUSED}
-    merges = [tuple(merge.split(" ", 1)) for merge in _list(reader, "tokenizer.ggml.merges")]
-    try:
-        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splitting.ignores_merges)
-    except Exception as error:
-        raise ModelLoadError(f"{path}: the tokenizer is not valid: {first_line(error)}") from error
+    types = _token_types(reader, tokens)
+    parts = [merge.partition(" ") for merge in _list(reader, "tokenizer.ggml.merges")]
+    merges = [(left, right) for left, _, right in parts]
+    model = _merging(_vocabulary(tokens, types), merges, ignore_merges=splitting.ignores_merges)
     backend = tokenizers.Tokenizer(model)
     if splitting.is_composed:
         backend.normalizer = normalizers.NFC()
@@ -122,23 +122,67 @@ def _byte_level(
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(token, normalized=False, special=token_type == CONTROL)
-        for token, token_type in zip(tokens, types, strict=True)
-        if token_type in (CONTROL, USER_DEFINED)
-    ]
-    backend.add_tokens(added)
+    _add_tokens(backend, tokens, types)
     return backend
 
 
-def _sentencepiece(path: Path) -> tokenizers.Tokenizer:
-    """Build through transformers, which recovers the merges from the scores."""
+def _sentencepiece(
+    path: Path, reader: Any, fields: Mapping[str, Any], tokens: list[str]
+) -> tokenizers.Tokenizer:
+    """Build the BPE of SentencePiece: a pair merges if the result is a token, the best score first."""
+    types, scores = _token_types(reader, tokens), _list(reader, "tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise ModelLoadError(
+            f"{path}: tokenizer.ggml.scores must have {len(tokens)} entries, got {len(scores)}"
+        )
+    vocabulary = _vocabulary(tokens, types)
+    ranked = sorted((i for i in vocabulary.values() if types[i] == NORMAL), key=lambda i: -scores[i])
+    merges: list[tuple[str, str]] = []
+    for i in ranked:
+        splits = [(tokens[i][:cut], tokens[i][cut:]) for cut in range(1, len(tokens[i]))]
+        known = [pair for pair in splits if pair[0] in vocabulary and pair[1] in vocabulary]
+        merges += sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+    unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", 0)]
+    model = _merging(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(model)
+    marks: list[Any] = [normalizers.Replace(" ", "\u2581")]
+    steps: list[Any] = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if fields.get("tokenizer.ggml.add_space_prefix", True):
+        marks = [normalizers.Prepend("\u2581"), *marks]
+        steps = [*steps, decoders.Strip(" ", 1, 0)]
+    backend.normalizer = normalizers.Sequence(marks)
+    backend.decoder = decoders.Sequence(steps)
+    _add_tokens(backend, tokens, types)
+    return backend
+
+
+def _merging(vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
-        raise ModelLoadError(f"{path}: the tokenizer cannot be read: {first_line(error)}") from error
-    backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-    return backend
+        return models.BPE(vocab=vocabulary, merges=merges, **options)
+    except Exception as error:  # the library raises this very class
+        raise ValueError(first_line(error)) from error
+
+
+def _vocabulary(tokens: list[str], types: list[int]) -> dict[str, int]:
+    return {token: i for i, token in enumerate(tokens) if types[i] != UNUSED}
+
+
+def _token_types(reader: Any, tokens: list[str]) -> list[int]:
+    types = _list(reader, "tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise ValueError(f"{len(tokens)} tokens, but {len(types)} token types")
+    return types
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Let control and user-defined tokens be found whole in text."""
+    backend.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=token_type == CONTROL)
+            for token, token_type in zip(tokens, types, strict=True)
+            if token_type in (CONTROL, USER_DEFINED)
+        ]
+    )
 
 
 def _list(reader: Any, name: str) -> list[Any]:

@@ -18,8 +18,7 @@ from radixrt.model import installed
 from radixrt.model.catalog import CATALOG, list_models, load_tokenizer, pull, remove, resolve
 from radixrt.model.loader import load_model
 from radixrt.model.sources import HubSource, WheelSource
-from tests.model.test_gguf import write_gguf
-from tests.support.models import tiny_model
+from tests.support.models import tiny_model, write_gguf
 from tests.support.tokenizers import byte_tokenizer
 
 MEMBER = "tiny/tiny.gguf"

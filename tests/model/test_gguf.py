@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from radixrt.errors import ModelLoadError
-from radixrt.model.gguf_file import TENSOR_NAMES, convert_gguf
+from radixrt.model.gguf_file import convert_gguf
 from radixrt.text.tokenizer import Tokenizer
-from tests.support.models import tiny_model
-from tests.support.tokenizers import byte_tokenizer
+from tests.support.models import tiny_model, write_gguf
+from tests.support.tokenizers import byte_tokenizer, sentencepiece_tokenizer
 
 KINDS = ["llama", "qwen2", "qwen3"]
-SHORT_NAMES = {long: short for short, long in TENSOR_NAMES.items()}
 
 
 @pytest.fixture
@@ -27,79 +26,6 @@ def original(tmp_path):
         return tiny_model(kind, tmp_path / "original", tokenizer=tokenizer, **overrides)
 
     return make
-
-
-def gguf_name(name):
-    """Give llama.cpp's name of a Hugging Face tensor."""
-    stem, kind = name.rsplit(".", 1)
-    if stem.startswith("model.layers."):
-        _, _, layer, rest = stem.split(".", 3)
-        return f"blk.{layer}.{SHORT_NAMES[rest]}.{kind}"
-    return f"{SHORT_NAMES[stem]}.{kind}"
-
-
-def write_gguf(folder, path, *, fields=None, rename=None, quantization=None, factors=None):
-    """Write a model folder as llama.cpp's converter does.
-
-    Args:
-        fields: metadata to add or replace; a value of None leaves a field out.
-        rename: tensor name -> other name.
-        quantization: type of the matrices; default float32.
-        factors: tensor of rotary divisors.
-    """
-    config = json.loads((folder / "config.json").read_text())
-    family = config["model_type"]
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    tokenizer = Tokenizer.from_folder(folder)
-    tokens = [tokenizer._backend.id_to_token(i) for i in range(tokenizer.vocab_size)]
-    merges = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]
-    metadata = {
-        f"{family}.block_count": config["num_hidden_layers"],
-        f"{family}.context_length": config["max_position_embeddings"],
-        f"{family}.embedding_length": config["hidden_size"],
-        f"{family}.feed_forward_length": config["intermediate_size"],
-        f"{family}.attention.head_count": heads["q_proj"],
-        f"{family}.attention.head_count_kv": heads["k_proj"],
-        f"{family}.attention.key_length": config.get("head_dim", 16),
-        f"{family}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        f"{family}.rope.freq_base": config["rope_parameters"]["rope_theta"],
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if i in tokenizer.special_ids else 1 for i in range(len(tokens))],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
-        "tokenizer.ggml.bos_token_id": tokenizer.bos_id,
-        "tokenizer.ggml.eos_token_id": tokenizer.eos_ids[-1],
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
-        **(fields or {}),
-    }
-    writer = gguf.GGUFWriter(path, family)
-    for name, value in metadata.items():
-        add = {
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            bool: writer.add_bool,
-            list: writer.add_array,
-        }
-        if value is not None:
-            add.get(type(value), writer.add_string)(name, value)
-    if factors is not None:
-        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        data = tensor.numpy()
-        head_name = name.split(".")[-2]
-        if family == "llama" and head_name in heads:
-            shape = (heads[head_name], 2, -1, *data.shape[1:])
-            data = np.ascontiguousarray(data.reshape(shape).swapaxes(1, 2).reshape(data.shape))
-        kind = quantization if quantization is not None and data.ndim == 2 else gguf.GGMLQuantizationType.F32
-        short = gguf_name(name)
-        writer.add_tensor((rename or {}).get(short, short), gguf.quantize(data, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def convert(folder, tmp_path, **options):
@@ -204,3 +130,24 @@ def test_truncated_file_is_refused(original, tmp_path, num_bytes):
     path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(ModelLoadError, match="not a readable GGUF file"):
         convert_gguf(path, tmp_path)
+
+
+def test_sentencepiece_vocabulary_is_carried_over(tmp_path):
+    before = sentencepiece_tokenizer(extra=["hello", " world"])
+    folder = tiny_model("llama", tmp_path / "original", tokenizer=before, vocab_size=before.vocab_size)
+    tokens = [before._backend.id_to_token(i) for i in range(before.vocab_size)]
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(tokens))],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": None,
+    }
+    after = Tokenizer.from_folder(convert(folder, tmp_path, fields=fields))
+    assert after.vocab_bytes == before.vocab_bytes
+    for text in ("hello world", " hello  é", "line\nline"):
+        assert after.encode(text) == before.encode(text)
+        assert after.encode(text)[0] == after.bos_id == 1
