@@ -10,9 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_TRIES = 4
+_MAX_STEPS = 2048  # of all tries together
+_ZERO, _DIGITS = 3.0, 6.0
 _ORDINARY = 50.0  # tokens that close nothing; the longer come first, so that least lengths are reached soon
 _LAST = 100.0  # escapes and pieces of characters
-_ELSEWHERE = {b"null": 2, b"0": 3, b"true": 4, b"false": 4, b'""': 4, b"[]": 5, b"{}": 5, b'"': 7, b"[": 8, b"{": 9, b",": 10}  # fmt: skip
+_ELSEWHERE = {
+    **{b",": 1.5, b"null": 2, b"0": _ZERO, b"true": 4, b"false": 4, b'""': 4},
+    **{b"[]": 5, b"{}": 5, b'"': 7, b"[": 8, b"{": 9},
+}
+_QUOTE = b'"'
 _PLAIN_LETTER = b"q"  # begins no JSON value
 
 
@@ -23,27 +29,35 @@ class ClosingRanks:
     Attributes:
         in_string, elsewhere: [V] float64.
         letter_id: a token that is allowed inside free strings only; -1 if there is none.
+        quote_id: the token of one quotation mark; -1 if there is none.
     """
 
     in_string: NDArray[np.float64]
     elsewhere: NDArray[np.float64]
     letter_id: int
+    quote_id: int
 
     @classmethod
     def build(cls, vocab_bytes: Sequence[bytes]) -> ClosingRanks:
         """Rank a vocabulary. Cost: linear."""
-        letter_id = next((index for index, token in enumerate(vocab_bytes) if token == _PLAIN_LETTER), -1)
+        letter_id, quote_id = (
+            next((index for index, token in enumerate(vocab_bytes) if token == wanted), -1)
+            for wanted in (_PLAIN_LETTER, _QUOTE)
+        )
         return cls(
             np.array([_rank_in_string(token) for token in vocab_bytes]),
             np.array([_rank_elsewhere(token) for token in vocab_bytes]),
             letter_id,
+            quote_id,
         )
 
     def choose(self, allowed: NDArray[np.int64], generator: np.random.Generator | None) -> int:
-        """Give the allowed token of the lowest rank; a generator disturbs the order of ordinary tokens."""
+        """Give the allowed token of the lowest rank; a generator disturbs the order of digits and ordinary tokens."""
         ranks = (self.in_string if self.letter_id in allowed else self.elsewhere)[allowed]
         if generator is not None:
-            ranks = np.where(ranks < _ORDINARY - 25, ranks, _ORDINARY + 10 * generator.random(len(ranks)))
+            noise = generator.random(len(ranks))
+            ranks = np.where(ranks < _ORDINARY - 25, ranks, _ORDINARY + 10 * noise)
+            ranks = np.where((ranks >= _ZERO) & (ranks <= _DIGITS), _ZERO + 3 * noise, ranks)
         return int(allowed[int(np.argmin(ranks))])
 
 
@@ -58,7 +72,7 @@ def _rank_elsewhere(token: bytes) -> float:
         return 1 - len(token) / 100
     if token in _ELSEWHERE:
         return _ELSEWHERE[token]
-    return 6.0 if token.isdigit() else _rank_ordinary(token)
+    return _DIGITS if token.isdigit() else _rank_ordinary(token)
 
 
 def _rank_ordinary(token: bytes) -> float:
@@ -66,46 +80,69 @@ def _rank_ordinary(token: bytes) -> float:
     return _ORDINARY - min(len(token), 20) if is_plain else _LAST
 
 
-def closing_run(
-    cursor: llguidance.LLMatcher, ranks: ClosingRanks, text_flags: NDArray[np.uint8], max_tokens: int
-) -> list[int] | None:
-    """Search greedily for a run of at most `max_tokens` tokens to an accepting state.
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """Searches for ways to the end of one constraint.
 
-    Each step takes the forced tokens, else the allowed token that closes most. JSON closes in the first try but
-    for patterns that go round in circles: the other tries take ordinary tokens at random (from fixed seeds).
-    Cost: at most four masks per token.
-
-    Args:
+    Attributes:
         text_flags: [V] uint8, 1 for tokens with text.
+        hints: token ids of texts that may satisfy a pattern from the middle of a string on, tried in order.
     """
-    for attempt in range(_NUM_TRIES):
-        generator = np.random.default_rng(attempt) if attempt else None
-        run = _attempt(cursor.deep_copy(), ranks, text_flags, max_tokens, generator)
-        if run is not None:
-            return run
-    return None
 
+    ranks: ClosingRanks
+    text_flags: NDArray[np.uint8]
+    hints: tuple[tuple[int, ...], ...] = ()
 
-def _attempt(
-    cursor: llguidance.LLMatcher,
-    ranks: ClosingRanks,
-    text_flags: NDArray[np.uint8],
-    max_tokens: int,
-    generator: np.random.Generator | None,
-) -> list[int] | None:
-    run: list[int] = []
-    while not cursor.is_accepting():
-        if cursor.is_stopped() or len(run) >= max_tokens:
-            return None
-        tokens = cursor.compute_ff_tokens()
-        if not tokens:
-            mask = np.frombuffer(cursor.compute_bitmask(), dtype=np.uint8)
-            bits = np.unpackbits(mask, bitorder="little", count=len(text_flags))
-            allowed = np.flatnonzero(bits & text_flags)
-            if not allowed.size:
-                return None
-            tokens = [ranks.choose(allowed, generator)]
-        if cursor.try_consume_tokens(tokens) != len(tokens):
-            return None
-        run += tokens
-    return run if len(run) <= max_tokens else None
+    def run(self, cursor: llguidance.LLMatcher, max_tokens: int) -> list[int] | None:
+        """Search greedily for a run of at most `max_tokens` tokens to an accepting state.
+
+        Each step takes the forced tokens, else a hint that lets the string end, else the allowed token that
+        closes most. JSON closes in the first try but for patterns that go round in circles: the other tries take
+        digits and ordinary tokens at random (from fixed seeds).
+        Cost: at most four masks per token, and no more than _MAX_STEPS; the hints once per string.
+        """
+        num_steps = _MAX_STEPS
+        for attempt in range(_NUM_TRIES):
+            generator = np.random.default_rng(attempt) if attempt else None
+            found, is_closed = self._attempt(cursor.deep_copy(), min(max_tokens, num_steps), generator)
+            if is_closed:
+                return found
+            num_steps -= len(found)
+        return None
+
+    def _attempt(
+        self, cursor: llguidance.LLMatcher, limit: int, generator: np.random.Generator | None
+    ) -> tuple[list[int], bool]:
+        """Give the tokens taken, at most `limit`, and whether they end the text."""
+        run: list[int] = []
+        has_tried_hints = False
+        while not cursor.is_accepting():
+            if cursor.is_stopped() or len(run) >= limit:
+                return run, False
+            tokens = list(cursor.compute_ff_tokens())
+            if not tokens:
+                allowed = self._allowed(cursor)
+                if not allowed.size:
+                    return run, False
+                is_stuck = self.ranks.letter_id in allowed and self.ranks.quote_id not in allowed
+                if is_stuck and not has_tried_hints:
+                    tokens = self._hint(cursor)
+                has_tried_hints = is_stuck
+                tokens = tokens or [self.ranks.choose(allowed, generator)]
+            if len(run) + len(tokens) > limit or cursor.try_consume_tokens(tokens) != len(tokens):
+                return run, False
+            run += tokens
+        return run, True
+
+    def _allowed(self, cursor: llguidance.LLMatcher) -> NDArray[np.int64]:
+        mask = np.frombuffer(cursor.compute_bitmask(), dtype=np.uint8)
+        bits = np.unpackbits(mask, bitorder="little", count=len(self.text_flags))
+        return np.flatnonzero(bits & self.text_flags)
+
+    def _hint(self, cursor: llguidance.LLMatcher) -> list[int]:
+        """Give the first hint after which the string can end, [] if there is none."""
+        for hint in self.hints:
+            wanted = [*hint, self.ranks.quote_id]
+            if cursor.validate_tokens(wanted) == len(wanted):
+                return list(hint)
+        return []

@@ -150,6 +150,40 @@ def test_random_completions_are_valid(name: str, whitespace: Literal["compact", 
         assert grammar.check(text)
 
 
+PATTERNED = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "pattern": r"\.png$"},
+        "url": {"type": "string", "pattern": "^https://.*/x$"},
+        "kind": {"type": "string", "pattern": "^mqtt:a$|^mqtt:b$"},
+        "count": {"type": "integer", "exclusiveMinimum": 0},
+        "when": {"type": "string", "format": "date-time"},
+        "long": {"type": "string", "minLength": 30},
+    },
+    "required": ["file", "url", "kind", "count", "when", "long"],
+}
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, "person", "patterned"])
+def test_every_text_can_be_closed_and_is_valid_then(name: str) -> None:
+    schema = {**SCHEMAS, "person": Person.model_json_schema(), "patterned": PATTERNED}[name]
+    grammar = CACHE.get(GrammarSpec.json_schema(schema))
+    generator = random.Random(8)
+    row = np.zeros((TOKENIZER.vocab_size + 31) // 32, dtype=np.int32)
+    for _ in range(5):
+        matcher, ids = grammar.start(), []
+        for _ in range(generator.randrange(25)):
+            matcher.fill_mask(row)
+            allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+            if not allowed:
+                break
+            ids.append(generator.choice(allowed))
+            assert matcher.accept(ids[-1])
+        run = matcher.closing_run(400)
+        assert run is not None
+        assert grammar.check(TOKENIZER.decode([*ids, *run])), TOKENIZER.decode([*ids, *run])
+
+
 def test_key_order_is_schema_order() -> None:
     schema = {
         "type": "object",

@@ -103,6 +103,23 @@ class ByteDFA:
         first, last = np.searchsorted(self.edge_keys, [state * 256, state * 256 + 256])
         return self.edge_keys[first:last] % 256, self.edge_targets[first:last]
 
+    def shortest(self) -> bytes | None:
+        """Give a shortest text that is accepted, None if there is none. Cost: linear in the edges."""
+        texts = {self.start: b""}
+        frontier = [self.start]
+        while frontier:
+            reached = []
+            for state in frontier:
+                if self.accepting[state]:
+                    return texts[state]
+                values, targets = self.out_edges(state)
+                for value, target in zip(values.tolist(), targets.tolist(), strict=True):
+                    if target not in texts:
+                        texts[target] = texts[state] + bytes([value])
+                        reached.append(target)
+            frontier = reached
+        return None
+
     def _pruned(self) -> ByteDFA:
         """Drop the edges to states from which no accepting state can be reached."""
         sources = self.edge_keys // 256

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import llguidance
 
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, UnsupportedGrammar
-from radixrt.grammar.closing import closing_run
+from radixrt.grammar.closing import Closer
 from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.types import GrammarSpec
@@ -29,20 +30,23 @@ class LLGrammar:
         grammar: str,
         report: EnforcementReport,
         judge: Callable[[str], bool | None] | None = None,
+        hints: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """Compile.
 
         Args:
             grammar: text in llguidance's own format.
             judge: decides about finished texts; where it gives None, or is None, the grammar itself does.
+            hints: gives texts that may help to end a string (see `Closer`), when first needed.
         Raises:
             UnsupportedGrammar: the engine refuses the grammar, or it allows no token at its start.
             GrammarTooCostly: it is over a limit of the engine.
         """
         self.spec = spec
         self.report = report
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._judge = judge
+        self._hints = hints
         self._num_bytes = _BYTES_PER_CHARACTER * len(grammar)
         self._pristine = llguidance.LLMatcher(
             vocabulary.llguidance_tokenizer,
@@ -62,15 +66,21 @@ class LLGrammar:
         return self._num_bytes
 
     def start(self) -> LLMatcher:
-        return LLMatcher(self._pristine.deep_copy(), self._vocabulary)
+        return LLMatcher(self, self._pristine.deep_copy())
+
+    @cached_property
+    def closer(self) -> Closer:
+        encode = self.vocabulary.tokenizer.encode_continuation
+        hints = tuple(tuple(encode(hint)) for hint in self._hints())
+        return Closer(self.vocabulary.closing_ranks, self.vocabulary.text_flags, hints)
 
     def check(self, text: str) -> bool:
         verdict = None if self._judge is None else self._judge(text)
         if verdict is not None:
             return verdict
-        ids = self._vocabulary.tokenizer.encode_continuation(text)
+        ids = self.vocabulary.tokenizer.encode_continuation(text)
         matcher = self._pristine.deep_copy()
-        is_whole = self._vocabulary.tokenizer.decode(ids) == text
+        is_whole = self.vocabulary.tokenizer.decode(ids) == text
         return is_whole and matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
 
     def _raise_if_refused(self, matcher: llguidance.LLMatcher) -> None:
@@ -105,13 +115,12 @@ class LLMatcher:
     tokens would spell the same bytes; `accept` follows the mask.
     """
 
-    __slots__ = ("_cursor", "_forced", "_num_accepted", "_vocabulary")
+    __slots__ = ("_cursor", "_forced", "_grammar", "_num_accepted", "_vocabulary")
 
-    def __init__(
-        self, cursor: llguidance.LLMatcher, vocabulary: GrammarVocabulary, *, num_accepted: int = 0
-    ) -> None:
+    def __init__(self, grammar: LLGrammar, cursor: llguidance.LLMatcher, *, num_accepted: int = 0) -> None:
+        self._grammar = grammar
         self._cursor = cursor
-        self._vocabulary = vocabulary
+        self._vocabulary = grammar.vocabulary
         self._num_accepted = num_accepted
         self._forced: list[int] | None = None  # of the current state, when known
 
@@ -165,7 +174,7 @@ class LLMatcher:
             self._forced = None
 
     def fork(self) -> LLMatcher:
-        return LLMatcher(self._cursor.deep_copy(), self._vocabulary, num_accepted=self._num_accepted)
+        return LLMatcher(self._grammar, self._cursor.deep_copy(), num_accepted=self._num_accepted)
 
     def forced_tokens(self) -> list[int]:
         return list(self._current_forced())
@@ -181,5 +190,4 @@ class LLMatcher:
             raise GrammarDeadEnd(f"the grammar engine gave up: {self._cursor.get_error().splitlines()[0]}")
 
     def closing_run(self, max_tokens: int) -> list[int] | None:
-        vocabulary = self._vocabulary
-        return closing_run(self._cursor, vocabulary.closing_ranks, vocabulary.text_flags, max_tokens)
+        return self._grammar.closer.run(self._cursor, max_tokens)

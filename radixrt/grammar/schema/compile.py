@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import llguidance
 
 from radixrt.config import GrammarConfig
 from radixrt.errors import UnsupportedGrammar
+from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
 from radixrt.grammar.matcher import EnforcementReport
+from radixrt.grammar.regex_cost import max_states, whole_match
 from radixrt.grammar.schema.front import ParsedSchema, parse_schema
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.types import GrammarSpec
@@ -21,6 +24,9 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"},
 }
 _MAX_PROBES = 64
+_MAX_HINTED_PATTERNS = 32
+_MAX_HINT_CHARACTERS = 32
+_MAX_HINT_STATES = 600
 
 # What the engine's complaints are about: a part of the message -> the keywords to look at.
 _COMPLAINTS = (
@@ -54,7 +60,35 @@ def compile_schema(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gra
         grammar=grammar,
         report=EnforcementReport(parsed.keywords, ENGINE),
         judge=parsed.validator.judge,
+        hints=partial(_hints, parsed),
     )
+
+
+def _hints(parsed: ParsedSchema) -> list[str]:
+    """Give short texts that satisfy the patterns, and their ends, as they stand in JSON; the longer first."""
+    patterns = [parsed.nodes[pointer]["pattern"] for pointer in parsed.pointers_of("pattern")]
+    found: dict[str, None] = {}
+    for pattern in list(dict.fromkeys(patterns))[:_MAX_HINTED_PATTERNS]:
+        for branch in (pattern, pattern.partition("|")[0]):  # ^a$|^b$ has anchors inside
+            if text := _shortest_match(branch):
+                escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+                found |= dict.fromkeys(
+                    escaped[start:] for start in range(min(len(escaped), _MAX_HINT_CHARACTERS))
+                )
+                break
+    return sorted(found, key=len, reverse=True)
+
+
+def _shortest_match(pattern: str) -> str | None:
+    body = whole_match(pattern)
+    try:
+        num_states = max_states(body)
+        if num_states is None or num_states > _MAX_HINT_STATES:
+            return None
+        data = ByteDFA.from_regex(body).shortest()
+    except UnsupportedGrammar:
+        return None
+    return None if data is None else data.decode("utf-8", "ignore")
 
 
 def _engine_grammar(schema: Mapping[str, Any], whitespace: str) -> str:

@@ -49,7 +49,9 @@ class SchemaValidator:
             found = draft(draft.META_SCHEMA).iter_errors(schema)
             fault = next((fault for fault in found if fault.validator != "uniqueItems"), None)
             if fault is None:
-                return cls(draft(schema, registry=referencing.Registry(), format_checker=_format_checker()))
+                return cls(
+                    draft(schema, registry=referencing.Registry(), format_checker=_format_checker(draft))
+                )
             faults.append(fault)
         place = "".join(
             f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in faults[0].absolute_path
@@ -72,9 +74,13 @@ class SchemaValidator:
             return None
 
 
-def _format_checker() -> jsonschema.FormatChecker:
-    known = jsonschema.FormatChecker.checkers
-    return jsonschema.FormatChecker(sorted(FORMATS & known.keys()))
+def _format_checker(draft: Any) -> jsonschema.FormatChecker:
+    """Give the draft's own checks of the formats that masks enforce."""
+    checker = jsonschema.FormatChecker(())
+    checker.checkers = {
+        name: check for name, check in draft.FORMAT_CHECKER.checkers.items() if name in FORMATS
+    }
+    return checker
 
 
 def _refuse_constant(name: str) -> None:
