@@ -99,14 +99,13 @@ def demo(*, options: dict[str, Any]) -> None:
     program = load_program(str(Path(package.origin).with_name("demo.py")))
     with _engine(options) as engine:
         _describe(engine, time.perf_counter() - started)
-        console.print(Syntax(source_of(program), "python", background_color="default"))
-        console.print()
+        _show_source(source_of(program))
         result = program.with_options(engine=engine).run(text=DEMO_TEXT)
         for name, value in result.value.items():
-            console.print(f"{name}: {value}", markup=False)
+            console.print(f"{name}: {value}", markup=False, soft_wrap=True)
         console.print()
-        console.print(result.table(), markup=False)
-    console.print(f"\n{time.perf_counter() - started:.1f} s in all", markup=False)
+        console.print(result.table(), markup=False, soft_wrap=True)
+    console.print(f"\n{time.perf_counter() - started:.1f} s in all", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -131,12 +130,21 @@ def run(
         values = {"value": result.value, "variables": result.variables, "text": result.text()}
         print(json.dumps(values, ensure_ascii=False, default=_plain))
         return
-    console.print(result.text(), markup=False)
+    console.print(result.text(), markup=False, soft_wrap=True)
     console.print()
     for name, value in result.variables.items():
-        console.print(f"{name}: {value!r}", markup=False)
+        console.print(f"{name}: {value!r}", markup=False, soft_wrap=True)
     console.print()
-    console.print(result.table(), markup=False)
+    console.print(result.table(), markup=False, soft_wrap=True)
+
+
+def _show_source(text: str) -> None:
+    """Print Python source: coloured on a terminal, as it is elsewhere."""
+    if console.is_terminal:
+        console.print(Syntax(text, "python", background_color="default", word_wrap=True))
+    else:
+        console.print(text, markup=False, soft_wrap=True)
+    console.print()
 
 
 def _plain(value: Any) -> Any:
@@ -216,7 +224,7 @@ def remove_model(name: Annotated[str, typer.Argument(help="name as `radixrt mode
     from radixrt.model.catalog import remove
 
     was_there = remove(name, home=home_folder())
-    console.print(f"{name}: {'removed' if was_there else 'was not here'}", markup=False)
+    console.print(f"{name}: {'removed' if was_there else 'was not here'}", markup=False, soft_wrap=True)
 
 
 @bench_app.command("engine")

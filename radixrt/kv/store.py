@@ -41,13 +41,15 @@ class KVLayout:
 class KVStore:
     """Own the keys and values of every page.
 
+    Memory is taken when a page is first written: slots that nobody wrote hold anything, and nothing reads them.
+
     Invariants: data.shape == (num_pages, *layout.page_shape), contiguous; page 0 is padding.
     """
 
     def __init__(self, layout: KVLayout, *, num_pages: int, device: torch.device) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self.data = torch.zeros((num_pages, *layout.page_shape), dtype=layout.dtype, device=device)
+        self.data = torch.empty((num_pages, *layout.page_shape), dtype=layout.dtype, device=device)
 
     def layer(self, layer_index: int) -> torch.Tensor:
         """Give one layer's view: [num_pages, 2, page_size, G, D], keys at [:, 0], values at [:, 1]."""
