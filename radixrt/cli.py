@@ -90,9 +90,9 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 @with_engine_options
 def demo(*, options: dict[str, Any]) -> None:
     """Run a forked, constrained few-shot program on the small default model."""
+    started = time.perf_counter()
     from radixrt.programs import load_program, source_of  # torch is loaded only by commands that need it
 
-    started = time.perf_counter()
     package = importlib.util.find_spec("frontend_lang")
     assert package is not None
     assert package.origin is not None
