@@ -47,6 +47,10 @@ class GrammarCache:
             self._entries.move_to_end(spec)
         if is_mine:
             self._fill(spec, entry)
+        error = entry.exception()
+        if isinstance(error, RequestError):
+            # A new error each time: one that is raised again and again collects the frames of all its callers.
+            raise type(error)(str(error), parameter=error.parameter, value=error.value)
         grammar = entry.result()
         self._shrink()
         return grammar

@@ -47,7 +47,8 @@ def test_refusals_are_remembered() -> None:
         with pytest.raises(UnsupportedGrammar) as caught:
             cache.get(spec)
         errors.append(caught.value)
-    assert errors[0] is errors[1]
+    assert errors[0] is not errors[1]
+    assert (str(errors[0]), errors[0].parameter) == (str(errors[1]), errors[1].parameter)
     assert len(cache) == 1
 
 
