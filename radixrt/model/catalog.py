@@ -132,7 +132,7 @@ def remove(name: str, *, home: Path, catalog: Catalog = CATALOG) -> bool:
 def list_models(home: Path, *, catalog: Catalog = CATALOG) -> tuple[ModelEntry, ...]:
     """Give the models that are here and those of the catalog, by name. Reads manifests only."""
     found = {name: ModelEntry(name, None, 0, sources[0].label) for name, sources in catalog.items()}
-    for path in sorted(_models_folder(home).glob(f"*/{MANIFEST_FILE}")):
+    for path in sorted(_models_folder(home).glob(f"[!.]*/{MANIFEST_FILE}")):
         try:
             manifest = read_manifest(path.parent)
         except ModelLoadError:

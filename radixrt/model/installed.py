@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -158,5 +159,6 @@ def _sha256(path: Path) -> str:
 def _sweep(folder: Path) -> None:
     """Remove what processes that died have left."""
     for path in folder.glob(STAGING_PREFIX + "*"):
-        if time.time() - path.stat().st_mtime > MAX_STAGING_AGE_S:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - path.stat().st_mtime > MAX_STAGING_AGE_S:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Memory for weights: huge pages, which decide how fast a CPU reads them."""
+"""Memory for weights: one allocation, on huge pages where the system has them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MADV_HUGEPAGE = 14
 def advise_huge_pages(tensor: torch.Tensor) -> None:
     """Ask the system to back a tensor's memory with huge pages; a hint, without effect where there are none.
 
-    Works on memory that is not touched yet (torch.empty). Measured on two cores: a decode step of the default model
-    in bfloat16 takes from 41 to 1200 ms on 4 KiB pages, whatever the allocator hands out.
+    Works on memory that is not touched yet (torch.empty). It matters to kernels that are bound by memory: a native
+    decode step of the default model went from 70.8 to 11.3 ms. Plain torch shows no difference while memory is not
+    fragmented (43 ms either way, bfloat16, one sequence, one core, median of 15).
 
     Args:
         tensor: contiguous; on a device other than the CPU nothing happens.

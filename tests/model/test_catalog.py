@@ -235,6 +235,19 @@ def test_converted_gguf_can_be_removed_after_its_file_is_gone(home, gguf_file, t
     assert not folder.exists()
 
 
+def test_what_dead_processes_left_is_swept_and_never_listed(home, original):
+    catalog = {"tiny": (FolderSource(original),)}
+    old, young = (home / "models" / f"{installed.STAGING_PREFIX}{name}" for name in ("old", "young"))
+    for path in (old, young):
+        path.mkdir(parents=True)
+        installed.write_manifest(path, name="partial", source="nowhere")
+    os.utime(old, (1, 1))
+    resolve("tiny", home=home, catalog=catalog)
+    assert young.exists()
+    assert not old.exists()
+    assert [entry.name for entry in list_models(home, catalog=catalog)] == ["tiny"]
+
+
 def test_unwritable_home_is_a_load_error(tmp_path, original):
     (tmp_path / "home").write_text("a file")
     with pytest.raises(ModelLoadError, match="cannot be written"):
