@@ -167,6 +167,7 @@ def _describe(engine: Any, seconds: float) -> None:
         f"{str(config.dtype).removeprefix('torch.')}, {config.num_kv_tokens} tokens of KV, "
         f"ready in {seconds:.1f} s\n",
         markup=False,
+        soft_wrap=True,
     )
 
 
