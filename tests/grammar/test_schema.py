@@ -235,24 +235,24 @@ def test_public_reports_of_accepted_invalid_values(schema: Any, text: str) -> No
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [
-        ({"properties": {"a/b": {"not": {"type": "string"}}}}, "/properties/a~1b/not"),
+        ({"properties": {"a/b": {"not": {"format": "date", "type": "string"}}}}, "/properties/a~1b/not"),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
-        ({"if": {"type": "string"}, "then": {"minLength": 1}}, "/if"),
+        ({"if": {"multipleOf": 3}, "then": {"minimum": 1}}, "/if"),
         ({"items": {"contains": {"const": 1}}}, "/items/contains"),
-        ({"propertyNames": {"maxLength": 2}}, "/propertyNames"),
-        ({"dependentRequired": {"a": ["b"]}}, "/dependentRequired"),
-        ({"dependencies": {"a": ["b"]}}, "/dependencies"),
-        ({"unevaluatedProperties": False}, "/unevaluatedProperties"),
-        ({"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [{"not": {}}]}}}, "/$defs/x/anyOf/0/not"),
+        ({"propertyNames": {"format": "email"}}, "/propertyNames"),
+        ({"dependentSchemas": {"a": {"not": {"uniqueItems": True}}}}, "/dependentSchemas/a/not"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [{"not": {"format": "uri"}}]}}}, "/$defs/x/anyOf/0/not"),
+        ({"contains": {"const": 1}, "unevaluatedItems": False, "maxItems": 2}, "/unevaluatedItems"),
+        ({"$recursiveRef": "#"}, "/$recursiveRef"),
         ({"properties": {"a": {"oneOf": [{"type": "integer"}, {"minimum": 3}]}}}, "/properties/a/oneOf"),
-        ({"items": {"type": "string", "pattern": "(?=a)b"}}, "/items/pattern"),
+        ({"items": {"type": "string", "pattern": "((?=a).)*"}}, "/items/pattern"),
         (
             {"properties": {"a": {"pattern": "a+"}, "b": {"items": {"pattern": r"\bfoo"}}}},
             "/properties/b/items/pattern",
         ),
         ({"properties": {"a": {"$ref": "http://example.com/s"}}}, "/properties/a/$ref"),
         ({"$ref": "other.json#/x"}, "/$ref"),
-        ({"properties": {"a": {"type": "object", "properties": {"b": {}}, "minProperties": 1}}}, "/properties/a/minProperties"),
+        ({"properties": {"a": {"type": "object", "properties": {"b": {}}, "minProperties": 3}}}, "/properties/a/minProperties"),
     ],
 )  # fmt: skip
 def test_refused_keywords_are_named_by_pointer(schema: Any, pointer: str) -> None:
@@ -323,9 +323,9 @@ def test_options_of_the_engine_cannot_be_smuggled_in() -> None:
     schema = {
         "x-guidance": {"lenient": True, "whitespace_flexible": True},
         "type": "array",
-        "items": {"oneOf": [{}, {}]},
+        "items": {"uniqueItems": True},
     }
-    assert refusal(schema).parameter == "/items/oneOf"
+    assert refusal(schema).parameter == "/items/uniqueItems"
     del schema["items"]
     assert not accepts(schema, "[ ]")
 
@@ -474,4 +474,4 @@ def test_the_public_suite_accepts_no_invalid_value() -> None:
                 )
                 verdicts.append(is_accepted == case["valid"])
             num_exact += all(verdicts)
-    assert num_exact >= 150, f"{num_exact} of {num_groups} groups exact"
+    assert num_exact >= 275, f"{num_exact} of {num_groups} groups exact"

@@ -1,14 +1,13 @@
-"""Read a JSON Schema: bound it, resolve its references, sort its keywords, refuse what no mask can enforce."""
+"""Read a JSON Schema: bound it, resolve its references, bring all drafts into one form, sort its keywords."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import unquote
 
 from radixrt.config import GrammarConfig
 from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar, first_line
@@ -16,6 +15,8 @@ from radixrt.grammar.matcher import Enforcement
 from radixrt.grammar.schema import keywords as kw
 from radixrt.grammar.schema.finite import is_finite
 from radixrt.grammar.schema.formats import PATTERNS
+from radixrt.grammar.schema.references import References, children, escape_pointer
+from radixrt.grammar.schema.rewrite import Rewriter
 from radixrt.grammar.schema.validator import SchemaValidator
 
 MAX_PROPERTIES = 4096  # of one object: the engine's time grows with their square
@@ -26,8 +27,8 @@ class ParsedSchema:
     """A schema ready for the engine.
 
     Attributes:
-        schema: rewritten without what constrains nothing; same meaning, same key order.
-        nodes: JSON Pointer -> subschema, for all that can be reached from the root, in order.
+        schema: rewritten into the keywords that the engine takes; same meaning, same key order.
+        nodes: JSON Pointer -> subschema as rewritten, for all that can be reached from the root.
         keywords: JSON Pointer of each keyword -> how it is enforced.
         validator: judges finished values under the schema as it was written.
     """
@@ -49,30 +50,40 @@ def parse_schema(text: str, config: GrammarConfig) -> ParsedSchema:
     """Read a schema.
 
     Raises:
-        GrammarTooCostly: nested deeper than config.max_grammar_depth.
+        GrammarTooCostly: nested deeper than config.max_grammar_depth, or too large once rewritten.
         InvalidRequest: not JSON, or not a JSON Schema.
         UnsupportedGrammar: a keyword that cannot be enforced exactly; `parameter` is its JSON Pointer.
     """
     raw = _load(text, config)
     validator = SchemaValidator.build(raw)
-    root = _load(text, config)  # rewritten below; the validator keeps the original
-    if isinstance(root, bool):
-        if not root:
-            raise UnsupportedGrammar("the schema false accepts no value", parameter="", value=False)
-        root = {}
-    walk = _Walk(root)
-    walk.run()
-    if not is_finite(walk.nodes, walk.targets):
-        pointer, target = next(iter(walk.targets.items()))
+    if raw is False:
+        raise UnsupportedGrammar("the schema false accepts no value", parameter="", value=False)
+    walk = _Walk(raw, validator.draft)
+    root = walk.run()
+    rewriter = Rewriter(walk.nodes)
+    schema = rewriter.rewrite(root)
+    if walk.targets:
+        _check_finite(schema, walk.targets)
+    return ParsedSchema(schema, rewriter.emitted, MappingProxyType(walk.keywords), validator)
+
+
+def _check_finite(schema: Mapping[str, Any], targets: Mapping[str, tuple[str, str]]) -> None:
+    nodes, references = dict[str, Any](), dict[str, str]()
+    pending: list[tuple[str, Any]] = [("", schema)]
+    while pending:
+        pointer, node = pending.pop()
+        nodes[pointer] = node
+        if isinstance(node, dict):
+            pending += children(pointer, node)
+            if "$ref" in node:
+                references[pointer] = node["$ref"][1:]
+    if not is_finite(nodes, references):
+        pointer, (keyword, target) = next(iter(targets.items()))
         raise UnsupportedGrammar(
-            f"the recursion through $ref at {pointer}/$ref has no end: every value would be infinite",
-            parameter=f"{pointer}/$ref",
+            f"the recursion through $ref at {pointer}/{keyword} has no end: every value would be infinite",
+            parameter=f"{pointer}/{keyword}",
             value=target,
         )
-    for node in walk.nodes.values():
-        if isinstance(node, dict):
-            _spell_out_format(node)
-    return ParsedSchema(root, walk.nodes, MappingProxyType(walk.keywords), validator)
 
 
 def _load(text: str, config: GrammarConfig) -> Any:
@@ -121,161 +132,124 @@ def _too_deep(config: GrammarConfig) -> GrammarTooCostly:
     )
 
 
-def escape_pointer(key: str) -> str:
-    """Give a key as a part of a JSON Pointer. Pure."""
-    return key.replace("~", "~0").replace("/", "~1")
-
-
 class _Walk:
-    """One pass over the subschemas that count, through references; rewrites them in place.
+    """One pass over the subschemas that count, through references; gives them in the form of draft 2020-12.
 
     Attributes:
-        nodes: JSON Pointer -> subschema.
-        targets: JSON Pointer of a subschema with $ref -> JSON Pointer that it refers to.
+        nodes: JSON Pointer -> subschema with the constraints alone; references are absolute pointers ("#...").
+        targets: JSON Pointer of a subschema with a reference -> its keyword and the JSON Pointer it refers to.
         keywords: JSON Pointer of a keyword -> how it is enforced.
     """
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self.root = root
+    def __init__(self, root: Any, draft: int) -> None:
         self.nodes: dict[str, Any] = {}
-        self.targets: dict[str, str] = {}
+        self.targets: dict[str, tuple[str, str]] = {}
         self.keywords: dict[str, Enforcement] = {}
-        self._anchors: dict[str, str] | None = None
-        self._inner_id: str | None = None
+        self._draft = draft
+        self._references = References(root, draft)
+        self._pending = deque[tuple[str, Any]]()
 
-    def run(self) -> None:
+    def run(self) -> Any:
         """Visit every subschema that the root reaches, in document order, referenced ones last."""
-        self.root.pop("x-guidance", None)  # the engine would take options from it
-        pending, referenced = [("", self.root)], deque[tuple[str, Any]]()
-        while pending or referenced:
-            pointer, node = pending.pop() if pending else referenced.popleft()
-            if pointer in self.nodes:
-                continue
-            self.nodes[pointer] = node
-            if isinstance(node, dict):
-                self._sort_keywords(pointer, node)
-                pending += reversed(_children(pointer, node))
-                if "$ref" in node:
-                    target = self._resolve(pointer, node["$ref"])
-                    self.targets[pointer] = target
-                    referenced.append((target, self._at(pointer, target)))
-        if self._inner_id is not None and self.targets:
-            raise UnsupportedGrammar(
-                f"$id at {self._inner_id}/$id is not supported below the root of a schema with $ref",
-                parameter=f"{self._inner_id}/$id",
-            )
+        root = self._visit("", self._references.root)
+        while self._pending:
+            pointer, node = self._pending.popleft()
+            if pointer not in self.nodes:
+                self._visit(pointer, node)
+        return root
 
-    def _sort_keywords(self, pointer: str, node: dict[str, Any]) -> None:
-        for keyword, value in list(node.items()):
+    def _visit(self, pointer: str, raw: Any) -> Any:
+        if pointer in self.nodes:
+            return self.nodes[pointer]
+        if not isinstance(raw, dict):
+            self.nodes[pointer] = raw
+            return raw
+        node: dict[str, Any] = {}
+        self.nodes[pointer] = node
+        is_reference = self._draft <= 7 and "$ref" in raw
+        for keyword, value in raw.items():
             place = f"{pointer}/{escape_pointer(keyword)}"
-            if keyword == "properties" and len(value) > MAX_PROPERTIES:
-                raise GrammarTooCostly(
-                    f"properties at {place} may have at most {MAX_PROPERTIES} members, got {len(value)}",
-                    parameter=place,
-                    value=len(value),
-                )
-            if keyword == "$id" and pointer and self._inner_id is None:
-                self._inner_id = pointer
-            if _constrains_nothing(keyword, value, node):
+            self._check(keyword, value, place)
+            if (is_reference and keyword != "$ref") or _constrains_nothing(keyword, value, raw):
                 self.keywords[place] = "annotation"
-                node.pop(keyword, None)
-            elif keyword in kw.REFUSED:
-                raise UnsupportedGrammar(
-                    f"the keyword {keyword} at {place} cannot be enforced while generating",
-                    parameter=place,
-                    value=value,
-                )
-            else:
-                self.keywords[place] = "mask" if keyword in kw.ENFORCED else "annotation"
-                if keyword in kw.COUNTS and isinstance(value, float):
-                    node[keyword] = int(value)
-
-    def _resolve(self, pointer: str, reference: str) -> str:
-        """Give the JSON Pointer that a reference means."""
-        if not reference.startswith("#"):
-            raise UnsupportedGrammar(
-                f"$ref at {pointer}/$ref must be local (#...), got {reference[:200]!r}: nothing is fetched",
-                parameter=f"{pointer}/$ref",
-                value=reference,
-            )
-        fragment = unquote(reference[1:])
-        if fragment == "" or fragment.startswith("/"):
-            return fragment
-        if self._anchors is None:
-            self._anchors = dict(_anchors(self.root))
-        if fragment not in self._anchors:
-            raise _dangling(pointer, reference)
-        return self._anchors[fragment]
-
-    def _at(self, pointer: str, target: str) -> Any:
-        """Give the subschema at a JSON Pointer."""
-        node: Any = self.root
-        for part in target.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, dict) and key in node:
-                node = node[key]
-            elif isinstance(node, list) and key.isascii() and key.isdigit() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                raise _dangling(pointer, f"#{target}")
-        if not isinstance(node, dict | bool):
-            raise _dangling(pointer, f"#{target}")
+                continue
+            self.keywords[place] = "mask"
+            self._take(pointer, place, keyword, value, node)
+        _finish(node)
         return node
 
+    def _check(self, keyword: str, value: Any, place: str) -> None:
+        if keyword == "properties" and len(value) > MAX_PROPERTIES:
+            raise GrammarTooCostly(
+                f"properties at {place} may have at most {MAX_PROPERTIES} members, got {len(value)}",
+                parameter=place,
+                value=len(value),
+            )
+        if keyword in kw.REFUSED:
+            raise UnsupportedGrammar(
+                f"the keyword {keyword} at {place} cannot be enforced while generating",
+                parameter=place,
+                value=value,
+            )
 
-def _dangling(pointer: str, reference: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"$ref at {pointer}/$ref refers to {reference[:200]!r}, where no subschema stands",
-        parameter=f"{pointer}/$ref",
-        value=reference,
-    )
-
-
-def _children(pointer: str, node: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Give the subschemas that stand directly in a schema, with their pointers. Pure."""
-    found: list[tuple[str, Any]] = []
-    for keyword, value in node.items():
-        place = f"{pointer}/{escape_pointer(keyword)}"
-        if keyword in kw.SCHEMA_MAPS:
-            found += [(f"{place}/{escape_pointer(key)}", child) for key, child in value.items()]
-        elif keyword in kw.SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
-            found += [(f"{place}/{index}", child) for index, child in enumerate(value)]
+    def _take(self, pointer: str, place: str, keyword: str, value: Any, node: dict[str, Any]) -> None:
+        """Put one constraint into the new form of its subschema."""
+        if keyword in ("$ref", "$dynamicRef"):
+            target = self._references.resolve(pointer, keyword, value)
+            self.targets.setdefault(pointer, (keyword, target))
+            self._pending.append((target, self._references.at(pointer, keyword, target)))
+            _conjoin(node, {"$ref": f"#{target}"})
+        elif keyword == "dependencies":
+            for key, child in value.items():
+                if isinstance(child, list):
+                    node.setdefault("dependentRequired", {})[key] = child
+                else:
+                    visited = self._visit(f"{place}/{escape_pointer(key)}", child)
+                    node.setdefault("dependentSchemas", {})[key] = visited
+        elif keyword in kw.SCHEMA_MAPS:
+            found = {
+                key: self._visit(f"{place}/{escape_pointer(key)}", child) for key, child in value.items()
+            }
+            node[keyword] = {**node.get(keyword, {}), **found}
+        elif isinstance(value, list) and (keyword in kw.SCHEMA_LISTS or keyword == "items"):
+            name = "prefixItems" if keyword == "items" else keyword
+            visited_all = [self._visit(f"{place}/{index}", child) for index, child in enumerate(value)]
+            node[name] = [*node.get(name, ()), *visited_all]
         elif keyword in kw.SCHEMAS:
-            found.append((place, value))
-    return found
+            node["items" if keyword == "additionalItems" else keyword] = self._visit(place, value)
+        else:
+            node[keyword] = int(value) if keyword in kw.COUNTS and isinstance(value, float) else value
+
+
+def _conjoin(node: dict[str, Any], constraint: dict[str, Any]) -> None:
+    """Add a constraint to a schema whose keyword may be taken."""
+    if node.keys() & constraint.keys():
+        node["allOf"] = [*node.get("allOf", ()), constraint]
+    else:
+        node.update(constraint)
+
+
+def _finish(node: dict[str, Any]) -> None:
+    """Spell out what older drafts and formats say in other words."""
+    for limit in ("Minimum", "Maximum"):
+        is_exclusive = node.get(f"exclusive{limit}")
+        if isinstance(is_exclusive, bool):
+            del node[f"exclusive{limit}"]
+            if is_exclusive and limit.lower() in node:
+                node[f"exclusive{limit}"] = node.pop(limit.lower())
+    if (pattern := PATTERNS.get(node.get("format", ""))) is not None:
+        del node["format"]
+        _conjoin(node, {"pattern": pattern})
 
 
 def _constrains_nothing(keyword: str, value: Any, node: Mapping[str, Any]) -> bool:
-    """Tell whether a keyword that looks like a constraint is none here. Pure."""
+    """Tell whether a keyword is no constraint here. Pure."""
     if keyword == "format":
         return value not in kw.FORMATS
     if keyword == "uniqueItems":
         return value is False
     if keyword == "additionalItems":
         return not isinstance(node.get("items"), list)
-    return keyword in kw.NEEDS_COMPANION and not kw.NEEDS_COMPANION[keyword] & node.keys()
-
-
-def _spell_out_format(node: dict[str, Any]) -> None:
-    """Put a pattern in the place of a format that we know better than the engine."""
-    pattern = PATTERNS.get(node.get("format", ""))
-    if pattern is None:
-        return
-    del node["format"]
-    if "pattern" in node:
-        node["allOf"] = [*node.get("allOf", ()), {"pattern": pattern}]
-    else:
-        node["pattern"] = pattern
-
-
-def _anchors(root: Any) -> Iterator[tuple[str, str]]:
-    """Give each $anchor and the pointer of its schema."""
-    pending = [("", root)]
-    while pending:
-        pointer, value = pending.pop()
-        if isinstance(value, dict):
-            if isinstance(value.get("$anchor"), str):
-                yield value["$anchor"], pointer
-            pending += [(f"{pointer}/{escape_pointer(key)}", child) for key, child in value.items()]
-        elif isinstance(value, list):
-            pending += [(f"{pointer}/{index}", child) for index, child in enumerate(value)]
+    if keyword in kw.NEEDS_COMPANION:
+        return not kw.NEEDS_COMPANION[keyword] & node.keys()
+    return keyword in kw.DEFINITIONS or keyword not in kw.EASY | {*kw.HARD} | kw.RENAMED

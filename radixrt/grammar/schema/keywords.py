@@ -1,76 +1,54 @@
-"""The keywords of JSON Schema (drafts 4 to 2020-12), by what the engine can do with them."""
+"""The keywords of JSON Schema (drafts 4 to 2020-12), by what they hold and by who can enforce them."""
 
 from __future__ import annotations
 
-# Where subschemas stand.
-SCHEMA_MAPS = frozenset({"properties", "patternProperties"})
-SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-SCHEMAS = frozenset({"items", "additionalItems", "additionalProperties"})  # `items` may also be a list
-
-ENFORCED = (
-    SCHEMA_MAPS
-    | SCHEMA_LISTS
-    | SCHEMAS
-    | frozenset(
-        {
-            "$ref",
-            "type",
-            "enum",
-            "const",
-            "minLength",
-            "maxLength",
-            "pattern",
-            "format",
-            "minimum",
-            "maximum",
-            "exclusiveMinimum",
-            "exclusiveMaximum",
-            "multipleOf",
-            "minItems",
-            "maxItems",
-            "required",
-            "minProperties",
-            "maxProperties",
-        }
-    )
+# Where subschemas stand. Lists and maps of other things than subschemas are not followed.
+SCHEMA_MAPS = frozenset(
+    {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
 )
-
-# Constraints that no mask enforces exactly yet.
-REFUSED = frozenset(
+SCHEMA_LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+SCHEMAS = frozenset(
     {
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "minContains",
-        "maxContains",
-        "uniqueItems",
-        "propertyNames",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "$dynamicRef",
-        "$dynamicAnchor",
-        "$recursiveRef",
-        "$recursiveAnchor",
+        *("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties"),
+        *("contains", "propertyNames", "not", "if", "then", "else"),
     }
 )
+DEFINITIONS = frozenset({"$defs", "definitions"})
 
-# Refused keywords that constrain nothing unless one of these stands beside them.
+# Keywords that the engine takes; the other constraints are rewritten into these (see rewrite.py).
+EASY = frozenset(
+    {
+        *("properties", "patternProperties", "additionalProperties", "required", "minProperties"),
+        *("maxProperties", "prefixItems", "items", "minItems", "maxItems", "allOf", "anyOf", "$ref"),
+        *("type", "enum", "const", "minLength", "maxLength", "pattern", "format", "multipleOf"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    }
+)
+HARD = (
+    *("oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "propertyNames"),
+    *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
+)
+# Read as one of the above.
+RENAMED = frozenset({"additionalItems", "dependencies", "$dynamicRef"})
+REFUSED = frozenset({"$recursiveRef", "$recursiveAnchor"})
+
+# Keywords that constrain nothing unless one of these stands beside them.
 NEEDS_COMPANION = {
-    "if": frozenset({"then", "else"}),
+    "if": frozenset({"then", "else", "unevaluatedItems", "unevaluatedProperties"}),
     "then": frozenset({"if"}),
     "else": frozenset({"if"}),
     "minContains": frozenset({"contains"}),
     "maxContains": frozenset({"contains"}),
 }
 
-# Formats that the engine enforces; any other is an annotation.
+# Formats that masks enforce; any other is an annotation.
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
 
-COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+COUNTS = frozenset(
+    {
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
+    }
+)

@@ -28,6 +28,14 @@ _DECLARED = frozenset(
     for end in ("", "#")
 )
 
+_NUMBERS: dict[Any, int] = {
+    jsonschema.Draft4Validator: 4,
+    jsonschema.Draft6Validator: 6,
+    jsonschema.Draft7Validator: 7,
+    jsonschema.Draft201909Validator: 2019,
+    jsonschema.Draft202012Validator: 2020,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaValidator:
@@ -61,6 +69,11 @@ class SchemaValidator:
             parameter=place,
             value=faults[0].instance,
         )
+
+    @property
+    def draft(self) -> int:
+        """Give the draft that decides: 4, 6, 7, 2019 or 2020."""
+        return _NUMBERS[type(self.validator)]
 
     def judge(self, text: str) -> bool | None:
         """Tell whether a text is JSON and valid; None when a pattern is none that Python can match."""
