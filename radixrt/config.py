@@ -95,6 +95,15 @@ class GrammarConfig:
     grammar_cache_bytes: int = option(64 << 20, "memory for compiled constraints (LRU)", low=0)
     max_grammar_bytes: int = option(1 << 20, "largest constraint text in bytes", low=1, high=1 << 26)
     max_grammar_depth: int = option(64, "deepest nesting of a JSON Schema", low=1, high=1024)
+    max_grammar_atoms: int = option(
+        20_000, "characters of a regular expression once its repeats are written out", low=1, high=1 << 20
+    )
+    max_grammar_compile_ms: int = option(
+        5_000, "CPU milliseconds to try out a constraint that is not plainly small", low=1, high=600_000
+    )
+    max_grammar_memory_bytes: int = option(
+        1 << 30, "memory to try out a constraint that is not plainly small", low=1 << 24, high=1 << 40
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from concurrent.futures import Future
 
 from radixrt.config import GrammarConfig
 from radixrt.errors import RequestError
-from radixrt.grammar.compile import DEFAULT_LIMITS, compile_for
+from radixrt.grammar.compile import DEFAULT_LIMITS, check_size, compile_for
 from radixrt.grammar.matcher import CompiledGrammar
 from radixrt.grammar.vocabulary import GrammarVocabulary
+from radixrt.grammar.worker import CompileWorker, is_plainly_small
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import GrammarSpec
 
@@ -31,6 +32,7 @@ class GrammarCache:
     ) -> None:
         self.vocabulary = GrammarVocabulary(tokenizer, vocab_size=vocab_size)
         self._config = config
+        self._worker = CompileWorker(config)
         self._lock = threading.Lock()
         self._entries: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
 
@@ -55,6 +57,10 @@ class GrammarCache:
         self._shrink()
         return grammar
 
+    def close(self) -> None:
+        """End the process that tries out large constraints, if one was started."""
+        self._worker.close()
+
     @property
     def num_bytes(self) -> int:
         """Give the bytes of all entries now."""
@@ -67,6 +73,9 @@ class GrammarCache:
 
     def _fill(self, spec: GrammarSpec, entry: Future[CompiledGrammar]) -> None:
         try:
+            check_size(spec, self._config)
+            if not is_plainly_small(spec):
+                self._worker.vet(spec)
             entry.set_result(compile_for(spec, self.vocabulary, self._config))
         except BaseException as error:
             entry.set_exception(error)  # those who wait must learn of it, whatever it is

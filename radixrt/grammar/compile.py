@@ -13,7 +13,7 @@ from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
 from radixrt.grammar.matcher import CompiledGrammar, EnforcementReport
-from radixrt.grammar.regex_cost import max_states, whole_match
+from radixrt.grammar.regex_cost import check_regex, max_states, whole_match
 from radixrt.grammar.schema.compile import compile_schema
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.text.tokenizer import Tokenizer
@@ -38,7 +38,8 @@ def compile(
     vocab_size: int | None = None,
     config: GrammarConfig = DEFAULT_LIMITS,
 ) -> CompiledGrammar:
-    """Compile a constraint for one vocabulary. `GrammarCache` shares the work between requests.
+    """Compile a constraint for one vocabulary, in this process. `GrammarCache` shares the work between requests and
+    tries large constraints out in another process first.
 
     Args:
         vocab_size: columns of the masks; default: tokenizer.vocab_size.
@@ -53,13 +54,7 @@ def compile(
 
 def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> CompiledGrammar:
     """Compile a constraint for a vocabulary whose tables may be built already; otherwise as `compile`."""
-    num_bytes = _utf8_length(spec.text)
-    if num_bytes > config.max_grammar_bytes:
-        raise GrammarTooCostly(
-            f"a constraint may have at most {config.max_grammar_bytes} bytes (max_grammar_bytes), got {num_bytes}",
-            parameter="grammar",
-            value=num_bytes,
-        )
+    check_size(spec, config)
     match spec.kind:
         case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
             return compile_schema(spec, vocabulary, config)
@@ -69,6 +64,23 @@ def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gramma
             return _compile_regex(spec, vocabulary)
         case GrammarKind.LARK:
             return _compile_lark(spec, vocabulary)
+
+
+def check_size(spec: GrammarSpec, config: GrammarConfig) -> None:
+    """Raise unless text and regular expressions are within the limits; before any walk. Pure.
+
+    Raises:
+        GrammarTooCostly, InvalidRequest
+    """
+    num_bytes = _utf8_length(spec.text)
+    if num_bytes > config.max_grammar_bytes:
+        raise GrammarTooCostly(
+            f"a constraint may have at most {config.max_grammar_bytes} bytes (max_grammar_bytes), got {num_bytes}",
+            parameter="grammar",
+            value=num_bytes,
+        )
+    if spec.kind == GrammarKind.REGEX:
+        check_regex(spec.text, config)
 
 
 def _utf8_length(text: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from radixrt.errors import UnsupportedGrammar
+from radixrt.config import GrammarConfig
+from radixrt.errors import GrammarTooCostly, UnsupportedGrammar
 
 _LIMIT = 1 << 62  # counts saturate here
 
@@ -65,6 +66,40 @@ def max_states(pattern: str) -> int | None:
         )
     num_open = size.num_open or 0
     return int(min(size.num_atoms + 2 ** min(num_open, 62), _LIMIT))
+
+
+def check_regex(pattern: str, config: GrammarConfig, *, parameter: str = "grammar") -> None:
+    """Raise unless a pattern is small enough to build anything from it. Pure.
+
+    Raises:
+        GrammarTooCostly: over config.max_grammar_atoms.
+        UnsupportedGrammar: the parentheses do not match.
+    """
+    is_long = len(pattern) > 4 * config.max_grammar_atoms
+    if (size := len(pattern) if is_long else num_atoms(pattern)) > config.max_grammar_atoms:
+        raise GrammarTooCostly(
+            f"a regular expression may have at most {config.max_grammar_atoms} characters (max_grammar_atoms) once "
+            f"its repeats are written out, got {size}",
+            parameter=parameter,
+            value=pattern[:200],
+        )
+
+
+def num_atoms(pattern: str) -> int:
+    """Bound the characters and classes of a pattern once its repeats are written out.
+
+    Where the syntax is not a simple one, all repeats are taken as if they stood inside each other.
+
+    Raises:
+        UnsupportedGrammar: the parentheses do not match.
+    """
+    size, position = _alternation(pattern, 0, depth=0)
+    if size is not None and position == len(pattern):
+        return size.num_atoms
+    product = len(pattern)
+    for repeat in re.finditer(r"\{(\d+)(?:,(\d*))?\}", pattern):
+        product = min(product * max(int(repeat[1][:18]), int((repeat[2] or "1")[:18]), 1), _LIMIT)
+    return product
 
 
 _MAX_DEPTH = 50

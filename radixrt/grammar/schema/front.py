@@ -12,6 +12,7 @@ from typing import Any
 from radixrt.config import GrammarConfig
 from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar, first_line
 from radixrt.grammar.matcher import Enforcement
+from radixrt.grammar.regex_cost import check_regex
 from radixrt.grammar.schema import keywords as kw
 from radixrt.grammar.schema.finite import is_finite
 from radixrt.grammar.schema.formats import PATTERNS
@@ -58,7 +59,7 @@ def parse_schema(text: str, config: GrammarConfig) -> ParsedSchema:
     validator = SchemaValidator.build(raw)
     if raw is False:
         raise UnsupportedGrammar("the schema false accepts no value", parameter="", value=False)
-    walk = _Walk(raw, validator.draft)
+    walk = _Walk(raw, validator.draft, config)
     root = walk.run()
     rewriter = Rewriter(walk.nodes)
     schema = rewriter.rewrite(root)
@@ -141,7 +142,8 @@ class _Walk:
         keywords: JSON Pointer of a keyword -> how it is enforced.
     """
 
-    def __init__(self, root: Any, draft: int) -> None:
+    def __init__(self, root: Any, draft: int, config: GrammarConfig) -> None:
+        self._config = config
         self.nodes: dict[str, Any] = {}
         self.targets: dict[str, tuple[str, str]] = {}
         self.keywords: dict[str, Enforcement] = {}
@@ -179,6 +181,11 @@ class _Walk:
         return node
 
     def _check(self, keyword: str, value: Any, place: str) -> None:
+        if keyword == "pattern":
+            check_regex(value, self._config, parameter=place)
+        if keyword == "patternProperties":
+            for pattern in value:
+                check_regex(pattern, self._config, parameter=f"{place}/{escape_pointer(pattern)}")
         if keyword == "properties" and len(value) > MAX_PROPERTIES:
             raise GrammarTooCostly(
                 f"properties at {place} may have at most {MAX_PROPERTIES} members, got {len(value)}",

@@ -420,7 +420,7 @@ class Rewriter:
             return []
         try:
             return [self._evaluation.close(part, node, keyword)]
-        except UnsupportedGrammar as error:
+        except (GrammarTooCostly, UnsupportedGrammar) as error:
             raise self._refusal(keyword, str(error)) from None
 
 

@@ -129,6 +129,8 @@ class Evaluation:
         splits = [self._splits(option, is_object, depth) for option in options]
         if not any(split.evaluates for found in splits for split in found):
             return [_Split(({"anyOf": list(options)},))]
+        if 2 ** len(options) > _MAX_CASES:
+            raise GrammarTooCostly(f"it has more than {_MAX_CASES} cases", parameter="grammar")
         found = []
         for choice in product((True, False), repeat=len(options)):
             if any(choice):

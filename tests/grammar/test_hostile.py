@@ -1,0 +1,148 @@
+"""Hostile constraints: each is refused within its limit, and the next one works as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from radixrt.config import GrammarConfig
+from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar
+from radixrt.grammar import GrammarCache
+from radixrt.grammar.worker import CompileWorker, is_plainly_small
+from radixrt.types import GrammarKind, GrammarSpec
+from tests.support.tokenizers import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+JSON = GrammarKind.JSON_SCHEMA
+
+HOSTILE = {
+    "nesting": GrammarSpec(JSON, '{"type":"array","items":' * 1000 + "{}" + "}" * 1000),
+    "deep nesting": GrammarSpec(JSON, '{"items":' * 100_000 + "{}" + "}" * 100_000),
+    "ten megabytes": GrammarSpec(JSON, json.dumps({"title": "x" * 10_000_000})),
+    "nested repeats": GrammarSpec.regex("((a{1,50}){1,50}){1,20}"),
+    "nested repeats in a pattern": GrammarSpec.json_schema({"pattern": "^((a{1,50}){1,50}){1,20}$"}),
+    "nested repeats in a key": GrammarSpec.json_schema({"patternProperties": {"((a{1,50}){1,50}){1,20}": True}}),
+    "nested repeats in a token": GrammarSpec.lark("start: /((a{1,50}){1,50}){1,20}/"),
+    "long repeat": GrammarSpec.regex(".{0,100000}"),
+    "many words": GrammarSpec.regex("|".join(f"word{number}" for number in range(50_000))),
+    "many choices": GrammarSpec(GrammarKind.CHOICE, json.dumps([f"word{number}" for number in range(50_000)])),
+    "endless recursion": GrammarSpec.json_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+    "remote reference": GrammarSpec.json_schema({"$ref": "https://example.com/schema"}),
+    "file reference": GrammarSpec.json_schema({"$ref": "file:///etc/passwd"}),
+    "open parenthesis": GrammarSpec.regex("(a"),
+    "backward range": GrammarSpec.regex("[z-a]"),
+    "no character": GrammarSpec.regex(r"[^\s\S]"),
+    "no end in lark": GrammarSpec.lark('start: a\na: "x" a'),
+    "NUL in lark": GrammarSpec.lark('start: "a\0b'),
+    "many splits": GrammarSpec.json_schema(
+        {"anyOf": [{"properties": {f"k{number}": {"type": "null"}}} for number in range(30)], "unevaluatedProperties": False}
+    ),
+    "a product of cases": GrammarSpec.json_schema(
+        {"allOf": [{"anyOf": [{"required": [f"k{i}{j}"], "properties": {f"k{i}{j}": {}}} for j in range(8)]} for i in range(10)]}
+    ),
+    "many dependencies": GrammarSpec.json_schema({"dependentRequired": {f"k{number}": ["z"] for number in range(100)}}),
+    "complement without end": GrammarSpec.json_schema({"type": "string", "not": {"pattern": "^(a|b)*a(a|b){30}$"}}),
+    "negated recursion": GrammarSpec.json_schema({"not": {"$ref": "#"}}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cache() -> Iterator[GrammarCache]:
+    cache = GrammarCache(TOKENIZER)
+    yield cache
+    cache.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_is_refused_in_time(cache: GrammarCache, name: str) -> None:
+    started = time.process_time()
+    with pytest.raises(RequestError):
+        cache.get(HOSTILE[name])
+    assert time.process_time() - started < 2
+    assert cache.get(GrammarSpec.regex("[a-z]{3}")).check("abc")
+
+
+def test_a_nul_is_a_character_like_any_other(cache: GrammarCache) -> None:
+    grammar = cache.get(GrammarSpec.regex("a\0b"))
+    assert grammar.check("a\0b")
+    assert not grammar.check("ab")
+
+
+def test_a_worker_that_takes_too_long_is_ended_and_started_anew() -> None:
+    slow = GrammarSpec.json_schema({"enum": [f"word {number}" for number in range(30_000)]})
+    worker = CompileWorker(GrammarConfig(max_grammar_compile_ms=10))
+    try:
+        with pytest.raises(GrammarTooCostly, match="max_grammar_compile_ms"):
+            worker.vet(slow)
+        assert worker.process_id is None
+        worker.vet(GrammarSpec.regex("a"))
+        first = worker.process_id
+        worker.vet(GrammarSpec.regex("b"))
+        assert worker.process_id == first
+    finally:
+        worker.close()
+    assert worker.process_id is None
+
+
+def test_a_worker_killed_in_mid_compile_is_a_refusal_and_no_more() -> None:
+    slow = GrammarSpec.json_schema({"enum": [f"word {number}" for number in range(60_000)]})
+    worker = CompileWorker(GrammarConfig())
+    try:
+        worker.vet(GrammarSpec.regex("a"))
+        process_id = worker.process_id
+        assert process_id is not None
+        killer = threading.Timer(0.05, os.kill, (process_id, signal.SIGKILL))
+        killer.start()
+        with pytest.raises(GrammarTooCostly):
+            worker.vet(slow)
+        killer.join()
+        worker.vet(GrammarSpec.regex("a"))
+        assert worker.process_id not in (None, process_id)
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_died_while_idle_is_not_noticed() -> None:
+    worker = CompileWorker(GrammarConfig())
+    try:
+        worker.vet(GrammarSpec.regex("a"))
+        assert worker.process_id is not None
+        os.kill(worker.process_id, signal.SIGKILL)
+        time.sleep(0.3)
+        worker.vet(GrammarSpec.regex("b"))
+    finally:
+        worker.close()
+
+
+def test_a_worker_says_what_compiling_would_say() -> None:
+    worker = CompileWorker(GrammarConfig())
+    try:
+        with pytest.raises(UnsupportedGrammar) as caught:
+            worker.vet(GrammarSpec.json_schema({"items": {"uniqueItems": True}}))
+        assert caught.value.parameter == "/items/uniqueItems"
+    finally:
+        worker.close()
+
+
+def test_memory_is_limited() -> None:
+    large = GrammarSpec.json_schema({"enum": [f"{number} word" for number in range(60_000)]})
+    worker = CompileWorker(GrammarConfig(max_grammar_memory_bytes=1 << 24))
+    try:
+        with pytest.raises(GrammarTooCostly, match="max_grammar_memory_bytes"):
+            worker.vet(large)
+    finally:
+        worker.close()
+
+
+def test_small_constraints_need_no_worker(cache: GrammarCache) -> None:
+    assert is_plainly_small(GrammarSpec.regex("[a-z]{1,20}"))
+    assert is_plainly_small(GrammarSpec.json_schema({"type": "object", "oneOf": [{"required": ["a"]}]}))
+    assert not is_plainly_small(GrammarSpec.regex(".{0,5000}"))
+    assert not is_plainly_small(GrammarSpec.json_schema({"pattern": "a{100,2000}"}))
+    assert not is_plainly_small(GrammarSpec.json_schema({"enum": [str(number) for number in range(5000)]}))
