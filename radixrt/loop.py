@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -51,7 +52,15 @@ class Ticket:
 class EngineLoop:
     """Own the thread. Invariant: every delivery in `_deliveries` gets exactly one last item."""
 
-    def __init__(self, runner: ModelRunner, cache: PrefixCache, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -160,13 +169,15 @@ class EngineLoop:
         return not is_closing
 
     def _step(self) -> None:
-        plan = self._scheduler.plan()
+        started = self._clock()
+        plan = self._scheduler.plan(started)
         if not plan.chunks:
             if not plan.preempted:
                 raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
             return
         for update in self._forward(plan):
             self._deliver(update)
+        self._scheduler.observe(plan, self._clock() - started)
         self._metrics.observe_step(plan)
         if self._scheduler.config.checks == "step":
             self._check()
@@ -211,7 +222,7 @@ class EngineLoop:
         self._deliveries[request_id] = delivery
         for sequence in delivery.sequences:
             sequence.request_id = request_id
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, self._clock())
 
     def _abort(self, request_id: int) -> None:
         if request_id in self._deliveries:

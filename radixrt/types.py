@@ -312,7 +312,9 @@ class GenerateRequest:
         prompt_ids: at least one token id, each in [0, vocab_size).
         sampling: how to choose tokens.
         namespace: whose prefix cache to use.
-        priority: larger is more urgent; only the `priority` policy reads it.
+        priority: larger is more urgent; only the `priority` policies read it.
+        latency_class: "latency" requests have the engine's ttft_ms and tpot_ms targets, "throughput" ones have
+            none and fill what is left.
         logprob_start: first prompt position whose logprob is wanted (prompt_logprobs); at least 1 has a value.
             Only positions before it can be served from the prefix cache.
         label: a name for reports, e.g. the call's name in a program.
@@ -322,6 +324,7 @@ class GenerateRequest:
     sampling: SamplingParams = SamplingParams()
     namespace: Namespace = DEFAULT_NAMESPACE
     priority: int = 0
+    latency_class: Literal["latency", "throughput"] = "latency"
     logprob_start: int = 0
     label: str = ""
 

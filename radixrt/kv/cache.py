@@ -73,7 +73,6 @@ class PrefixCache:
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size=page_size, eviction_key=POLICIES[eviction])
         self.num_evicted_pages = 0
-        self.version = 0  # grows whenever a lookup may give something else
         self._leases: set[PageLease] = set()
         self._leased: Counter[int] = Counter()
 
@@ -86,6 +85,11 @@ class PrefixCache:
     def fits_ever(self, num_tokens: int) -> bool:
         """Tell whether an empty pool could hold a sequence this long. Pure."""
         return self.num_pages_for(num_tokens) <= self.pool.capacity
+
+    @property
+    def num_leased_pages(self) -> int:
+        """Distinct pages that live leases hold."""
+        return len(self._leased)
 
     @property
     def num_obtainable_pages(self) -> int:
@@ -197,7 +201,11 @@ class PrefixCache:
         if self.is_enabled and len(token_ids):
             pages = lease.pages[: self.num_pages_for(len(token_ids))]
             self.tree.insert(namespace, token_ids.tobytes(), pages, priority=priority)
-            self.version += 1
+
+    def demote(self, namespace: Namespace, token_ids: array[int]) -> None:
+        """Let the pages at the end of token_ids go before all others."""
+        if self.is_enabled:
+            self.tree.demote(namespace, token_ids.tobytes())
 
     def clear(self) -> int:
         """Evict everything that only the tree holds; give how many pages became free."""
@@ -221,7 +229,6 @@ class PrefixCache:
     def _evict(self, num_pages: int) -> int:
         num_freed = self.tree.evict(num_pages)
         self.num_evicted_pages += num_freed
-        self.version += 1
         return num_freed
 
     def _retain(self, pages: list[int]) -> None:

@@ -82,12 +82,12 @@ class RadixNode:
         "child_keys",
         "children",
         "created",
-        "is_queued",
         "last_used",
         "num_hits",
         "pages",
         "parent",
         "priority",
+        "queued_key",
         "tokens",
     )
 
@@ -101,7 +101,7 @@ class RadixNode:
         self.last_used = created
         self.num_hits = 0
         self.priority = 0
-        self.is_queued = False
+        self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
 
     @property
     def num_tokens(self) -> int:
@@ -243,6 +243,18 @@ class RadixTree:
         key_tokens = min(child.num_tokens, self.page_size)
         return num_common in (key_tokens, len(rest) // TOKEN_BYTES)
 
+    def demote(self, namespace: Namespace, tokens: bytes) -> None:
+        """Make the leaf at the end of `tokens`, if there is one, the first to go under lru."""
+        node, start = self._roots.get(namespace), 0
+        while node is not None and start < len(tokens):
+            child, _ = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None or tokens[start : start + len(child.tokens)] != child.tokens:
+                return
+            node, start = child, start + len(child.tokens)
+        if node is not None and node.parent is not None and not node.children:
+            node.last_used = 0
+            self._enqueue(node)
+
     def _add_leaf(self, parent: RadixNode, tokens: bytes, pages: list[int], *, priority: int) -> None:
         leaf = RadixNode(parent, tokens, pages, created=self._counter)
         leaf.priority = priority
@@ -309,7 +321,9 @@ class RadixTree:
         held: list[RadixNode] = []
         while num_freed < num_pages and self._queue:
             key, _, node = heapq.heappop(self._queue)
-            node.is_queued = False
+            if key != node.queued_key:
+                continue  # it was queued again under a smaller key
+            node.queued_key = None
             if node.children or node.parent is None:
                 continue  # no longer a leaf: it comes back when its last child goes
             if key != self._eviction_key(node):
@@ -356,10 +370,12 @@ class RadixTree:
             self._roots = {name: root for name, root in self._roots.items() if root is not parent}
 
     def _enqueue(self, node: RadixNode) -> None:
-        if not node.is_queued:
+        """Queue a leaf, unless it is queued under a key that is not too large."""
+        key = self._eviction_key(node)
+        if node.queued_key is None or key < node.queued_key:
             self._num_queued += 1
-            node.is_queued = True
-            heapq.heappush(self._queue, (self._eviction_key(node), self._num_queued, node))
+            node.queued_key = key
+            heapq.heappush(self._queue, (key, self._num_queued, node))
 
     # -- checking ---------------------------------------------------------------------------------------
 
@@ -379,7 +395,7 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold. Cost: O(nodes + pages)."""
-        queued = {id(node) for _, _, node in self._queue}
+        queued = {id(node) for key, _, node in self._queue if key == node.queued_key}
         num_pages = 0
         for node in self.nodes():
             num_pages += len(node.pages)
@@ -388,7 +404,7 @@ class RadixTree:
                 raise InvariantViolation(f"{where}: tokens and pages disagree")
             if node.children and node.num_tokens % self.page_size:
                 raise InvariantViolation(f"{where}: an inner node ends inside a page")
-            if not node.children and not (node.is_queued and id(node) in queued):
+            if not node.children and (node.queued_key is None or id(node) not in queued):
                 raise InvariantViolation(f"{where}: a leaf is missing from the eviction queue")
             if any(self.pool.refs[page] < 1 for page in node.pages):
                 raise InvariantViolation(f"{where}: names a free page")

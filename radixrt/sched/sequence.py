@@ -38,6 +38,7 @@ class Sequence:
         leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
         eos_ids: ids that end the sequence (empty under ignore_eos).
         num_skips: steps in which a later arrival was admitted while this one waited.
+        submitted_at_s: set by the scheduler, by the clock that plan() is given.
         num_cached: prompt tokens found in pages at the first admission.
         num_forwarded: positions that went through the model, recomputation after preemption included.
         num_forced: output tokens appended without sampling.
@@ -63,6 +64,7 @@ class Sequence:
         "sample_index",
         "seed",
         "status",
+        "submitted_at_s",
         "token_ids",
         "token_logprobs",
     )
@@ -96,6 +98,7 @@ class Sequence:
         self.num_forced = 0
         self.num_delivered = 0
         self.num_skips = 0
+        self.submitted_at_s = 0.0
         self.token_logprobs: dict[int, TokenLogprob] = {}
         self.append_forced()
 

@@ -7,6 +7,13 @@ from radixrt.sched.sequence import SequenceStatus
 from radixrt.types import FinishReason
 from tests.support.simulation import Simulation, output_of
 
+
+def learn_short_outputs(simulation):
+    """Let the scheduler expect short outputs, so that it admits more than will fit."""
+    for _ in range(8):
+        simulation.scheduler.output_lengths.observe("", 1)
+
+
 PROMPT = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
 
 
@@ -84,6 +91,7 @@ def test_full_hit_computes_one_prompt_token():
 
 def test_youngest_is_preempted_and_its_answer_does_not_change():
     simulation = Simulation(num_pages=10, page_size=4)
+    learn_short_outputs(simulation)
     sequences = [simulation.add([index, 1, 0, 1, index], max_tokens=20, seed=index) for index in (0, 1)]
     simulation.finish_all()
     assert simulation.scheduler.num_preemptions >= 1

@@ -38,6 +38,7 @@ class Simulation:
         self.end_every = end_every
         self.num_computed_tokens = 0
         self.arrival = 0
+        self.now_s = 0.0
         self.errors = {}
         self.plans = []
 
@@ -52,7 +53,7 @@ class Simulation:
             sample_index=sample_index,
         )
         self.arrival += 1
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, self.now_s)
         return sequence
 
     def expected(self, sequence):
@@ -72,7 +73,7 @@ class Simulation:
 
     def step(self, *, fails=False):
         """Run one step; give its updates."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.now_s)
         self.plans.append(plan)
         if fails:
             return self.scheduler.fail(plan, DeviceError("injected"))
