@@ -86,7 +86,9 @@ class SchedConfig:
         None, "target time to first token of latency-class requests: those at risk go first", low=1
     )
     tpot_ms: int | None = option(
-        None, "target time per output token of latency-class requests: prefill chunks shrink to meet it", low=1
+        None,
+        "target time per output token of latency-class requests: prefill chunks shrink to meet it",
+        low=1,
     )
     prefill_mode: Literal["mixed", "separate"] = option(
         "mixed", "prefill and decode in one step, or in alternating steps"

@@ -88,9 +88,11 @@ class WaitingList:
             self._make_urgent(candidate)
             return
         for other in self._waiters:
-            if self._shall_wait_for(candidate, other):
-                self._wait_for(candidate, other)
-                return
+            if other.namespace == sequence.namespace:
+                num_common = num_common_tokens(candidate.tokens, _prompt(other))
+                if self._shall_wait(candidate, other, num_common):
+                    self._wait_for(candidate, other)
+                    return
         self._enqueue(candidate)
 
     def remove(self, sequence: Sequence) -> None:
@@ -189,21 +191,15 @@ class WaitingList:
                     self._enqueue(candidate)
 
     def prefill_began(self, sequence: Sequence) -> None:
-        """Let those wait who share an uncached prefix, by a page or more, with a sequence that computes it now."""
+        """Let those wait who share an uncached prefix, by a page or more, with a sequence that computes it now.
+
+        Cost: as `published`.
+        """
         self._waiters.setdefault(sequence, [])
-        prompt = _prompt(sequence)
-        rows = self._sorted.get(sequence.namespace, [])
-        place = bisect_left(rows, (prompt, -1), key=_place)
-        for step in (-1, 1):
-            index = place - 1 if step < 0 else place
-            while 0 <= index < len(rows):
-                candidate = rows[index][2]
-                if num_common_tokens(candidate.tokens, prompt) < self._cache.page_size:
-                    break
-                is_free = candidate.computed_by is None and not self.is_urgent(candidate)
-                if is_free and self._shall_wait_for(candidate, sequence):
-                    self._wait_for(candidate, sequence)
-                index += step
+        for candidate, num_common in self._neighbours(sequence.namespace, _prompt(sequence)):
+            is_free = candidate.computed_by is None and not candidate.is_urgent
+            if is_free and self._shall_wait(candidate, sequence, num_common):
+                self._wait_for(candidate, sequence)
 
     def prefill_ended(self, sequence: Sequence) -> None:
         """Release those who waited for a sequence's prefix (it is published, or it will never be)."""
@@ -211,12 +207,11 @@ class WaitingList:
             candidate.computed_by = None
             self._enqueue(candidate)
 
-    def _shall_wait_for(self, candidate: Candidate, other: Sequence) -> bool:
-        if candidate.sequence.namespace != other.namespace or not self._cache.is_enabled:
-            return False
-        num_common = num_common_tokens(candidate.tokens, _prompt(other))
+    def _shall_wait(self, candidate: Candidate, other: Sequence, num_common: int) -> bool:
+        """Tell whether a running prefill will offer at least a page more than is cached now."""
         num_gained = num_common - candidate.num_cached_pages * self._cache.page_size
-        return num_gained >= self._cache.page_size and num_common > other.num_computed
+        is_coming = num_gained >= self._cache.page_size and num_common > other.num_computed
+        return is_coming and self._cache.is_enabled
 
     def _wait_for(self, candidate: Candidate, other: Sequence) -> None:
         candidate.computed_by = other
