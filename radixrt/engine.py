@@ -34,6 +34,7 @@ from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
 from radixrt.model.loader import load_model
 from radixrt.model.spec import ModelSpec
+from radixrt.sched.constraint import Constraint
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence
 from radixrt.text.tokenizer import Tokenizer
@@ -124,6 +125,7 @@ class Engine:
         seed = request.sampling.seed
         if seed is None:
             seed = self._seeds.getrandbits(64)
+        max_tokens = request.sampling.max_tokens
         sequences: list[Sequence] = []
         for sample_index in range(request.sampling.n):
             sequences.append(
@@ -134,7 +136,9 @@ class Engine:
                     eos_ids=frozenset(self.tokenizer.eos_ids),
                     sample_index=sample_index,
                     leader=sequences[0] if sequences else None,
-                    matcher=compiled.start() if compiled is not None else None,
+                    constraint=None
+                    if compiled is None
+                    else Constraint.begin(compiled.start(), room=max_tokens),
                 )
             )
         return self._loop.submit(Delivery(request, sequences, self.tokenizer, deliver))

@@ -376,8 +376,8 @@ def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason
         return FinishReason.STOP
     if not sequence.is_complete or sequence.num_settled < sequence.num_total:
         return None
-    matcher = sequence.matcher
-    return FinishReason.STOP if matcher is not None and matcher.is_terminated else FinishReason.LENGTH
+    is_answered = sequence.constraint is not None and sequence.constraint.is_accepting
+    return FinishReason.STOP if is_answered else FinishReason.LENGTH
 
 
 def _update(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:
