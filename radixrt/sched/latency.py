@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from radixrt.sched.plan import Chunk
@@ -11,6 +10,7 @@ FORGETTING = 0.98  # weight of a step against the next one
 MIN_STEPS = 8  # before that, nothing is predicted
 INITIAL_VARIANCE = 1e6
 MIN_CHUNK_TOKENS = 16  # a prefill always gets this much, or a target that cannot be met would stop it
+MAX_CHUNK_TOKENS = 1 << 20
 UNITS = (1.0, 1e-3, 1e-6)  # scales of the three features, so that their weights are of one size
 
 
@@ -31,7 +31,7 @@ def load_of(chunks: Iterable[Chunk]) -> tuple[int, float]:
 class StepTimeModel:
     """Fit seconds = fixed + per_token * tokens + per_pair * pairs by recursive least squares.
 
-    Invariants: predictions are never negative; weights below 0 count as 0.
+    Loads that always come together share their costs in any proportion; their sum is what is fitted.
     """
 
     def __init__(self) -> None:
@@ -68,31 +68,22 @@ class StepTimeModel:
         self.num_steps += 1
 
     def predict(self, num_tokens: int, num_pairs: float) -> float:
-        """Give the seconds of a step."""
-        fixed, per_token, per_pair = self._costs()
-        return fixed + per_token * num_tokens + per_pair * num_pairs
+        """Give the seconds of a step, never less than 0."""
+        features = (1.0, num_tokens, num_pairs)
+        seconds = sum(w * u * f for w, u, f in zip(self._weights, UNITS, features, strict=True))
+        return max(seconds, 0.0)
 
     def max_chunk_tokens(self, target_s: float, *, num_tokens: int, num_pairs: float, start: int) -> int:
         """Give how many prompt tokens, the first one at position `start`, fit beside a load into a target.
 
-        At least MIN_CHUNK_TOKENS, however late it is.
+        At least MIN_CHUNK_TOKENS, however late it is; at most MAX_CHUNK_TOKENS.
         """
-        # per_pair / 2 * n^2 + (per_token + per_pair * start) * n <= room
-        _, per_token, per_pair = self._costs()
-        room = target_s - self.predict(num_tokens, num_pairs)
-        slope = per_token + per_pair * (start + 0.5)
-        if room <= 0:
-            return MIN_CHUNK_TOKENS
-        if per_pair > 0:
-            fitting = (math.sqrt(slope * slope + 2 * per_pair * room) - slope) / per_pair
-        elif slope > 0:
-            fitting = room / slope
-        else:
-            return 1 << 30
-        return max(int(min(fitting, 1 << 30)), MIN_CHUNK_TOKENS)
-
-    def _costs(self) -> tuple[float, float, float]:
-        fixed, per_token, per_pair = (
-            max(weight, 0.0) * unit for weight, unit in zip(self._weights, UNITS, strict=True)
-        )
-        return fixed, per_token, per_pair
+        fitting, too_many = MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS + 1
+        while too_many - fitting > 1:
+            middle = (fitting + too_many) // 2
+            seconds = self.predict(num_tokens + middle, num_pairs + pairs_of(start, middle))
+            if seconds <= target_s:
+                fitting = middle
+            else:
+                too_many = middle
+        return fitting
