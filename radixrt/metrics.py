@@ -77,7 +77,7 @@ class EngineMetrics:
             forced_tokens=self.total.forced_tokens,
             output_tokens=self.total.output_tokens,
             num_preemptions=scheduler.num_preemptions,
-            num_evicted_pages=cache.num_evicted_pages,
+            num_evicted_pages=cache.counters.num_evicted_pages.total(),
             num_pages=cache.pool.capacity,
             num_free_pages=cache.pool.num_free,
             num_cached_pages=cache.tree.num_pages,

@@ -317,7 +317,8 @@ class GenerateRequest:
             none and fill what is left.
         logprob_start: first prompt position whose logprob is wanted (prompt_logprobs); at least 1 has a value.
             Only positions before it can be served from the prefix cache.
-        label: a name for reports, e.g. the call's name in a program.
+        label: a name for reports, e.g. the call's name in a program; output lengths are learned per label.
+        scope_id: an open scope of the engine that keeps this request's prefix.
     """
 
     prompt_ids: tuple[int, ...]
@@ -327,6 +328,7 @@ class GenerateRequest:
     latency_class: Literal["latency", "throughput"] = "latency"
     logprob_start: int = 0
     label: str = ""
+    scope_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,22 @@ class PrefixMatch:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A leaf that lost its tail.
+
+    Attributes:
+        tokens: packed tokens from the root to the leaf's former end.
+        num_kept_tokens: how many of them are still cached.
+        num_pages: pages that became free.
+    """
+
+    namespace: Namespace
+    tokens: bytes
+    num_kept_tokens: int
+    num_pages: int
+
+
 class RadixNode:
     """A run of pages. Invariants: the first min(page, all) packed tokens are its key in the parent;
     len(pages) == ceil(num_tokens / page_size); only a leaf's last page may be partly filled."""
@@ -124,6 +140,7 @@ class RadixTree:
         self._eviction_key = eviction_key
         self._counter = 0
         self._roots: dict[Namespace, RadixNode] = {}
+        self._namespaces: dict[RadixNode, Namespace] = {}  # of the roots
         self._queue: list[tuple[EvictionKey, int, RadixNode]] = []  # heap; keys may be stale, never too large
         self._num_queued = 0  # breaks ties, so that nodes are never compared
 
@@ -212,6 +229,7 @@ class RadixTree:
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = RadixNode(None, b"", [], created=self._counter)
+            self._namespaces[node] = namespace
         start = 0
         while start < len(tokens):
             rest = tokens[start:] if start else tokens
@@ -311,13 +329,14 @@ class RadixTree:
 
     # -- evicting ---------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> int:
+    def evict(self, num_pages: int) -> list[Eviction]:
         """Free up to num_pages pages that only the tree holds, from the tails of leaves in policy order.
 
-        Returns: how many pages became free.
-        Cost: O((num_pages + leaves held by leases) * log leaves).
+        Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
+        Cost: O((num_pages + leaves held by others) * log leaves), and the length of the paths that are cut.
         """
         num_freed = 0
+        evictions: list[Eviction] = []
         held: list[RadixNode] = []
         while num_freed < num_pages and self._queue:
             key, _, node = heapq.heappop(self._queue)
@@ -329,34 +348,44 @@ class RadixTree:
             if key != self._eviction_key(node):
                 self._enqueue(node)
                 continue
-            num_freed += self._truncate(node, num_pages - num_freed)
+            if (eviction := self._truncate(node, num_pages - num_freed)) is not None:
+                evictions.append(eviction)
+                num_freed += eviction.num_pages
             if node.pages:
                 held.append(node)
             else:
                 self._remove(node)
         for node in held:
             self._enqueue(node)
-        return num_freed
+        return evictions
 
-    def _truncate(self, leaf: RadixNode, max_pages: int) -> int:
-        """Drop pages that only the tree holds from a leaf's tail; give how many."""
+    def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction | None:
+        """Drop pages that only the tree holds from a leaf's tail; None when there are none."""
+        refs = self.pool.refs
         num_kept = len(leaf.pages)
-        while (
-            num_kept
-            and len(leaf.pages) - num_kept < max_pages
-            and self.pool.refs[leaf.pages[num_kept - 1]] == 1
-        ):
+        while num_kept and len(leaf.pages) - num_kept < max_pages and refs[leaf.pages[num_kept - 1]] == 1:
             num_kept -= 1
         dropped = leaf.pages[num_kept:]
-        if dropped:
-            if num_kept == 0:
-                assert leaf.parent is not None
-                self._unlink(leaf.parent, leaf)
-            leaf.pages = leaf.pages[:num_kept]
-            leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
-            self.pool.release(dropped)
-            self.num_pages -= len(dropped)
-        return len(dropped)
+        if not dropped:
+            return None
+        namespace, path = self._path(leaf)
+        if num_kept == 0:
+            assert leaf.parent is not None
+            self._unlink(leaf.parent, leaf)
+        num_lost_bytes = len(leaf.tokens) - num_kept * self._page_bytes
+        leaf.pages = leaf.pages[:num_kept]
+        leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
+        self.pool.release(dropped)
+        self.num_pages -= len(dropped)
+        return Eviction(namespace, path, (len(path) - num_lost_bytes) // TOKEN_BYTES, len(dropped))
+
+    def _path(self, node: RadixNode) -> tuple[Namespace, bytes]:
+        """Give a node's namespace and its packed tokens from the root on."""
+        runs: list[bytes] = []
+        while node.parent is not None:
+            runs.append(node.tokens)
+            node = node.parent
+        return self._namespaces[node], b"".join(reversed(runs))
 
     def _remove(self, leaf: RadixNode) -> None:
         """Forget an emptied leaf; its parent may become a leaf, an empty root goes."""
@@ -367,7 +396,7 @@ class RadixTree:
         if parent.parent is not None:
             self._enqueue(parent)
         else:
-            self._roots = {name: root for name, root in self._roots.items() if root is not parent}
+            del self._roots[self._namespaces.pop(parent)]
 
     def _enqueue(self, node: RadixNode) -> None:
         """Queue a leaf, unless it is queued under a key that is not too large."""

@@ -56,6 +56,8 @@ class Scheduler:
 
     def plan(self, now_s: float) -> StepPlan:
         """Decide one step. Changes: leases, statuses and skip counts."""
+        self.cache.now_s = now_s
+        self.cache.scopes.expire(now_s)
         self._rescue(now_s)
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
@@ -113,7 +115,8 @@ class Scheduler:
     def _grow(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Lease the pages for a chunk, preempting younger ones as needed; False when it was preempted itself."""
         assert sequence.lease is not None
-        while not self.cache.grow(sequence.lease, num_tokens=sequence.num_computed + num_tokens):
+        wanted, label = sequence.num_computed + num_tokens, sequence.request.label
+        while not self.cache.grow(sequence.lease, num_tokens=wanted, label=label):
             victim = self._victim(sequence)
             self._preempt(victim)
             preempted.append(victim)
@@ -196,14 +199,19 @@ class Scheduler:
                 return None
             num_shared = min(sequence.num_prompt_tokens - 1, sequence.max_cached_tokens)
             if leader.lease is not None and num_shared > match.num_tokens:
-                return self.cache.fork(leader.lease, num_shared_tokens=num_shared, num_tokens=num_tokens)
+                return self.cache.fork(
+                    leader.lease,
+                    num_shared_tokens=num_shared,
+                    num_tokens=num_tokens,
+                    label=sequence.request.label,
+                )
         num_fresh = self.cache.num_pages_for(num_tokens) - len(match.pages)
         if self.running:
             own = self._demand(sequence, num_own_pages=num_fresh)
             num_held = self.cache.num_leased_pages + num_fresh
             if peak_pages([*demands, own], num_held_pages=num_held) > self.cache.pool.capacity:
                 return None
-        return self.cache.admit(match, num_tokens=num_tokens)
+        return self.cache.admit(match, num_tokens=num_tokens, label=sequence.request.label)
 
     def _demand(self, sequence: Sequence, *, num_own_pages: int | None = None) -> Demand:
         """Say what a sequence holds alone and what it will lease until its predicted end."""
@@ -306,6 +314,9 @@ class Scheduler:
         assert sequence.lease is not None
         if sequence.lease.pending_copy is None:  # else its pages do not hold the shared tokens yet
             self._publish(sequence, sequence.num_computed)
+            if sequence.request.scope_id is not None:
+                computed = sequence.token_ids[: sequence.num_computed]
+                self.cache.hold(sequence.request.scope_id, sequence.namespace, computed)
         self.cache.release(sequence.lease)
         sequence.lease = None
         self.waiting.prefill_ended(sequence)

@@ -27,6 +27,9 @@ class Shelf:
         self.pool.check()
         return pages
 
+    def evict(self, num_pages):
+        return sum(eviction.num_pages for eviction in self.tree.evict(num_pages))
+
     def match(self, token_ids, *, namespace=NS):
         return self.tree.lookup(namespace, pack(token_ids), max_tokens=len(token_ids))
 
@@ -103,14 +106,14 @@ def test_lookup_changes_nothing():
     shelf.insert([1, 2, 3, 4])
     shelf.insert([5, 6, 7, 8])
     shelf.match([1, 2, 3, 4, 5])  # not a use: the older leaf still goes first
-    assert shelf.tree.evict(1) == 1
+    assert shelf.evict(1) == 1
     assert shelf.match([1, 2, 3, 4, 5]).num_tokens == 0
 
 
 def test_eviction_takes_tail_pages_first():
     shelf = Shelf(page_size=4)
     shelf.insert(list(range(16)))
-    assert shelf.tree.evict(1) == 1
+    assert shelf.evict(1) == 1
     assert shelf.match(list(range(17))).num_tokens == 12
     shelf.tree.check()
 
@@ -129,9 +132,9 @@ def test_parent_goes_only_after_its_children():
     shelf = Shelf(page_size=2)
     shelf.insert([1, 1, 2, 2])
     shelf.insert([1, 1, 3, 3])
-    assert shelf.tree.evict(2) == 2
+    assert shelf.evict(2) == 2
     assert shelf.match([1, 1, 2, 2]).num_tokens == 2
-    assert shelf.tree.evict(5) == 1
+    assert shelf.evict(5) == 1
     assert shelf.tree.num_pages == 0
     shelf.tree.check()
 
@@ -140,7 +143,7 @@ def test_pages_held_by_a_lease_are_not_evicted():
     shelf = Shelf(page_size=2)
     shelf.insert([1, 1, 2, 2], keep=True)
     shelf.insert([3, 3])
-    assert shelf.tree.evict(9) == 1
+    assert shelf.evict(9) == 1
     assert shelf.match([1, 1, 2, 2, 5]).num_tokens == 4
     shelf.tree.check()
 
