@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from radixrt.config import EngineConfig
     from radixrt.delivery import OutputCollector
-    from radixrt.engine import AsyncEngine, Engine, PrefixReport
+    from radixrt.engine import AsyncEngine, Engine
     from radixrt.errors import (
         DeviceError,
         EngineError,
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         UnknownModel,
         UnsupportedGrammar,
     )
-    from radixrt.loop import Ticket
-    from radixrt.metrics import EngineStats
+    from radixrt.explain import PrefixReport
+    from radixrt.loop import Scope, Ticket
+    from radixrt.metrics import CacheStats, EngineStats, Histogram, HitCount
     from radixrt.types import (
         FinishReason,
         GenerateRequest,
@@ -86,8 +87,9 @@ _HOMES = {
     "Engine": "radixrt.engine",
     "EngineConfig": "radixrt.config",
     "OutputCollector": "radixrt.delivery",
-    "EngineStats": "radixrt.metrics",
-    "PrefixReport": "radixrt.engine",
+    **dict.fromkeys(("CacheStats", "EngineStats", "Histogram", "HitCount"), "radixrt.metrics"),
+    "PrefixReport": "radixrt.explain",
+    "Scope": "radixrt.loop",
     "Ticket": "radixrt.loop",
     **dict.fromkeys(_ERRORS, "radixrt.errors"),
     **dict.fromkeys(_TYPES, "radixrt.types"),
@@ -95,6 +97,7 @@ _HOMES = {
 
 __all__ = [
     "AsyncEngine",
+    "CacheStats",
     "DeviceError",
     "Engine",
     "EngineConfig",
@@ -107,6 +110,8 @@ __all__ = [
     "GrammarDeadEnd",
     "GrammarSpec",
     "GrammarTooCostly",
+    "Histogram",
+    "HitCount",
     "InvalidRequest",
     "InvariantViolation",
     "ModelLoadError",
@@ -123,6 +128,7 @@ __all__ = [
     "RequestError",
     "Sample",
     "SamplingParams",
+    "Scope",
     "TextPiece",
     "Ticket",
     "TokenLogprob",

@@ -26,10 +26,11 @@ from radixrt.delivery import Deliver, Delivery, OutputCollector
 from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong, RadixrtError
 from radixrt.exec.resolve import ResolvedConfig, resolve
 from radixrt.exec.runner import ModelRunner
+from radixrt.explain import PrefixReport
 from radixrt.grammar.cache import GrammarCache
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.store import KVStore
-from radixrt.loop import EngineLoop, Ticket
+from radixrt.loop import EngineLoop, Scope, Ticket
 from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
 from radixrt.model.loader import load_model
@@ -48,22 +49,7 @@ from radixrt.types import (
 )
 
 Prompt = str | Seq[int]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixReport:
-    """Why a prompt hits the prefix cache as far as it does.
-
-    Attributes:
-        num_prompt_tokens, num_cached_tokens: a request with this prompt would compute the difference.
-        next_text: text of the first token after the longest match, None when all of it is cached.
-        cached_text: what the cache holds in its place (the nearest continuation, up to 32 tokens).
-    """
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    next_text: str | None
-    cached_text: str
+DEFAULT_SCOPE_TTL_S = 600.0
 
 
 class Engine:
@@ -146,7 +132,13 @@ class Engine:
     # The overloads overlap because a str is also a sequence of str; the first one wins, at run time too.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, namespace: Namespace = ...
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Namespace = ...,
+        scope: Scope | None = ...,
+        label: str = ...,
     ) -> GenerationOutput: ...
     @overload
     def generate(
@@ -155,6 +147,8 @@ class Engine:
         sampling: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         namespace: Namespace = ...,
+        scope: Scope | None = ...,
+        label: str = ...,
     ) -> list[GenerationOutput]: ...
     def generate(
         self,
@@ -162,16 +156,22 @@ class Engine:
         sampling: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        scope: Scope | None = None,
+        label: str = "",
     ) -> GenerationOutput | list[GenerationOutput]:
         """Generate for one prompt (text or token ids) or for a list of prompts, order kept.
 
+        Args:
+            namespace: whose prefix cache to use.
+            scope: keeps the prompts and outputs cached while it is open.
+            label: call site, for reports and learned output lengths.
         Raises:
             RequestError: a request breaks a rule; no request of the list is started.
             EngineError: the first failure, in order, after all have ended.
         """
         prompts, is_batch = _as_prompts(prompt)
         requests = [
-            self.request(item, params, namespace=namespace)
+            self.request(item, params, namespace=namespace, scope=scope, label=label)
             for item, params in zip(prompts, _as_sampling(sampling, len(prompts)), strict=True)
         ]
         outputs = [self._wait(handle) for handle in self._start(requests)]
@@ -198,9 +198,18 @@ class Engine:
         sampling: SamplingParams | None = None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        scope: Scope | None = None,
+        label: str = "",
     ) -> GenerateRequest:
         """Encode a prompt into a request, checked as `submit` checks it."""
-        return self._checked(GenerateRequest(self._encode(prompt), sampling or SamplingParams(), namespace))
+        request = GenerateRequest(
+            self._encode(prompt),
+            sampling or SamplingParams(),
+            namespace,
+            label=label,
+            scope_id=None if scope is None else scope.scope_id,
+        )
+        return self._checked(request)
 
     def _chunks(self, handle: _Handle) -> Iterator[OutputChunk]:
         try:
@@ -287,18 +296,23 @@ class Engine:
     # -- questions --------------------------------------------------------------------------------------
 
     def explain(self, prompt: Prompt, *, namespace: Namespace = DEFAULT_NAMESPACE) -> PrefixReport:
-        """Say how much of a prompt is cached now, and what stands where it stops."""
+        """Say how much of a prompt is cached now, what differs where it stops, and what was evicted."""
         token_ids = self._encode(prompt)
         if not token_ids:
             raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
         _check_ids("prompt", token_ids, self.config.num_token_ids)
-        found = self._loop.ask(lambda: self._cache.explain(namespace, token_ids))
-        return PrefixReport(
-            num_prompt_tokens=found.num_prompt_tokens,
-            num_cached_tokens=found.num_cached_tokens,
-            next_text=None if found.next_token_id is None else self.tokenizer.token_text(found.next_token_id),
-            cached_text=self.tokenizer.decode(found.cached_token_ids[:32]),
-        )
+        found, now_s = self._loop.explain(namespace, token_ids)
+        return PrefixReport.build(found, token_ids, tokenizer=self.tokenizer, now_s=now_s)
+
+    def scope(self, *, ttl_s: float = DEFAULT_SCOPE_TTL_S) -> Scope:
+        """Open a scope: prefixes of requests that name it are the last to be evicted until it is closed.
+
+        Args:
+            ttl_s: seconds after its last use at which it ends by itself, above 0.
+        """
+        if not ttl_s > 0:
+            raise InvalidRequest(f"ttl_s must be above 0, got {ttl_s}", parameter="ttl_s", value=ttl_s)
+        return self._loop.open_scope(ttl_s)
 
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from radixrt.delivery import Delivery
 from radixrt.errors import (
@@ -25,11 +26,11 @@ from radixrt.errors import (
     first_line,
 )
 from radixrt.exec.runner import ModelRunner
-from radixrt.kv.cache import PrefixCache
+from radixrt.kv.cache import PrefixCache, PrefixExplanation
 from radixrt.metrics import EngineMetrics, EngineStats
 from radixrt.sched.plan import SequenceUpdate, StepPlan
 from radixrt.sched.scheduler import Scheduler
-from radixrt.types import FinishReason
+from radixrt.types import FinishReason, Namespace
 
 logger = logging.getLogger("radixrt")
 T = TypeVar("T")
@@ -47,6 +48,27 @@ class Ticket:
 
     request_id: int
     abort: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """An open scope; a context manager.
+
+    Attributes:
+        scope_id: made by the engine, unique in it.
+        close: lets go of the prefixes at once. Does nothing the second time.
+    """
+
+    scope_id: int
+    close: Callable[[], None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class EngineLoop:
@@ -72,6 +94,7 @@ class EngineLoop:
         self._cause: BaseException | None = None  # why the loop died
         self._num_open = 0  # sequences submitted and not finished
         self._request_ids = itertools.count()
+        self._scope_ids = itertools.count()
         self._thread = threading.Thread(target=self._run, name="radixrt-engine", daemon=True)
         self._thread.start()
 
@@ -115,6 +138,22 @@ class EngineLoop:
     def stats(self) -> EngineStats:
         """Give the counters."""
         return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache))
+
+    def explain(self, namespace: Namespace, token_ids: tuple[int, ...]) -> tuple[PrefixExplanation, float]:
+        """Give the cache's explanation of a prompt, and the time."""
+        return self.ask(lambda: (self._cache.explain(namespace, token_ids), self._clock()))
+
+    def open_scope(self, ttl_s: float) -> Scope:
+        """Begin a scope that keeps the prefixes of its requests."""
+        scope_id = next(self._scope_ids)
+        self.ask(lambda: self._cache.scopes.open(scope_id, ttl_s=ttl_s, now_s=self._clock()))
+        return Scope(scope_id, lambda: self.close_scope(scope_id))
+
+    def close_scope(self, scope_id: int) -> None:
+        """Let go of a scope's prefixes; fine when the engine is closed."""
+        with self._wake:
+            if not self._is_closing:
+                self._post(lambda: self._cache.scopes.close(scope_id))
 
     def check(self) -> None:
         """Raise InvariantViolation unless every owner's invariants hold."""
@@ -177,8 +216,9 @@ class EngineLoop:
             return
         for update in self._forward(plan):
             self._deliver(update)
-        self._scheduler.observe(plan, self._clock() - started)
-        self._metrics.observe_step(plan)
+        seconds = self._clock() - started
+        self._scheduler.observe(plan, seconds)
+        self._metrics.observe_step(plan, started_s=started, seconds=seconds)
         if self._scheduler.config.checks == "step":
             self._check()
 
@@ -215,7 +255,7 @@ class EngineLoop:
         if reason is not None:
             self._scheduler.finish(update.sequence, reason)
         if delivery.is_done:
-            self._metrics.observe_finish(delivery.usage())
+            self._metrics.observe_finish(delivery.request, delivery.usage())
             self._forget(request_id)
 
     def _begin(self, request_id: int, delivery: Delivery) -> None:

@@ -74,7 +74,9 @@ class ReuseDistances:
         return total
 
     def hit_rate(self, num_pages: int) -> float:
-        """Estimate the share of page uses that an lru pool of num_pages would have served, 0 to 1."""
+        """Estimate the share of page uses that an lru pool of num_pages would have served, 0 to 1.
+
+        For sizes between powers of two it is the rate of the smaller power.
+        """
         total = self.num_first + sum(self.counts)
-        bucket = num_pages.bit_length()  # buckets below it lie wholly within the pool
-        return sum(self.counts[:bucket]) / total if total else 0.0
+        return sum(self.counts[: num_pages.bit_length()]) / total if total else 0.0

@@ -181,7 +181,7 @@ class Scheduler:
             num_tokens = min(
                 sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
             )
-            chunks.append(_chunk(sequence, num_tokens))
+            chunks.append(_chunk(sequence, num_tokens, is_first=True))
             num_left -= num_tokens
             if num_left <= 0 or len(self.running) >= self.config.max_running:
                 break
@@ -365,7 +365,7 @@ def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
     return 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // cache.page_size
 
 
-def _chunk(sequence: Sequence, num_tokens: int) -> Chunk:
+def _chunk(sequence: Sequence, num_tokens: int, *, is_first: bool = False) -> Chunk:
     start = sequence.num_computed
     stop = start + num_tokens
     # The row of position p - 1 scores the token at p.
@@ -377,6 +377,7 @@ def _chunk(sequence: Sequence, num_tokens: int) -> Chunk:
         num_tokens,
         wants_sample=stop == sequence.num_total and not sequence.is_complete,
         scored=range(first, max(first, min(stop + 1, wanted.stop))),
+        is_first=is_first,
     )
 
 

@@ -37,8 +37,8 @@ def engine(folder):
         yield engine
         assert engine.stats().num_running == engine.stats().num_waiting == 0
         engine.clear_cache()
-        stats = engine.stats()
-        assert stats.num_free_pages == stats.num_pages
+        cache = engine.stats().cache
+        assert cache.num_free_pages == cache.num_pages
 
 
 def read(inbox, timeout=30):
@@ -122,6 +122,91 @@ def test_explain_names_the_first_differing_token(engine):
     assert report.num_cached_tokens == len("You are a careful ")
     assert report.next_text == "c"
     assert report.cached_text.startswith("judge.")
+    assert report.before_text == "You are a careful "
+    assert "'c'" in str(report)
+
+
+def test_explain_on_a_timestamp_at_the_head(engine):
+    rules = "Answer shortly. Never lie. Cite your sources."
+    engine.generate(f"Today is 2026-11-29 10:15. {rules}", SHORT)
+    report = engine.explain(f"Today is 2026-11-29 10:16. {rules}")
+    assert report.before_text == "Today is 2026-11-29 10:1"
+    assert (report.next_text, report.cached_text[0]) == ("6", "5")
+    assert report.evicted_reason is None
+
+
+def test_explain_on_a_changed_order_of_examples(engine):
+    shots = ["Q: one? A: 1. ", "Q: two? A: 2. ", "Q: six? A: 6. "]
+    engine.generate("".join(shots), SHORT)
+    report = engine.explain(shots[0] + shots[2] + shots[1])
+    assert report.num_cached_tokens == len(shots[0] + "Q: ")
+    assert (report.next_text, report.cached_text[:3]) == ("s", "two")
+
+
+def test_explain_on_an_evicted_prefix(folder):
+    with Engine(folder, dtype="float32", num_pages=20, page_size=4, threads=1) as engine:
+        prompt = "the quick brown fox jumps"
+        engine.generate(prompt, SHORT)
+        engine.generate("something else entirely, and longer than what was there before", SHORT, label="the greedy one")
+        report = engine.explain(prompt)
+        assert report.num_cached_tokens < report.num_unbounded_tokens == len(prompt) - 1
+        assert (report.evicted_for, report.evicted_reason) == ("the greedy one", "room")
+        assert report.evicted_ago_s >= 0
+        assert "the greedy one" in str(report)
+        engine.clear_cache()
+        assert engine.explain(prompt).num_cached_tokens == 0
+        assert "cleared" in str(engine.explain("something else"))
+
+
+def test_open_scope_keeps_its_prefix_and_a_closed_one_gives_it_up(folder):
+    with Engine(folder, dtype="float32", num_pages=20, page_size=4, threads=1) as engine:
+        prompt, others = "keep me in mind", [f"{index} is another prompt of size" for index in range(4)]
+
+        def hit_after_others():
+            for other in others:
+                engine.generate(other, SHORT)
+            return engine.generate(prompt, SHORT).usage.cached_tokens
+
+        with engine.scope() as scope:
+            engine.generate(prompt, SHORT, scope=scope)
+            assert engine.stats().cache.num_held_pages > 0
+            assert hit_after_others() >= 12
+        assert engine.stats().cache.num_held_pages == 0
+        assert hit_after_others() == 0
+        engine.check()
+
+
+def test_scope_never_stops_a_request_that_needs_the_room(folder):
+    with Engine(folder, dtype="float32", num_pages=11, page_size=4, threads=1) as engine:
+        scope = engine.scope()
+        engine.generate("keep me in mind", SHORT, scope=scope)
+        output = engine.generate([1] * 30, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
+        assert len(output.token_ids) == 10
+        assert engine.stats().cache.num_broken_scopes == 1
+        scope.close()
+        scope.close()
+
+
+def test_scope_ends_by_itself(folder):
+    with Engine(folder, dtype="float32", num_pages=40, page_size=4, threads=1) as engine:
+        engine.generate("keep me in mind", SHORT, scope=engine.scope(ttl_s=0.05))
+        threading.Event().wait(0.1)
+        engine.generate("x", SHORT)
+        assert engine.stats().cache.num_scopes == 0
+
+
+def test_stats_count_hits_by_label_and_namespace(engine):
+    for label, salt in (("ask", "a"), ("ask", "a"), ("judge", "b")):
+        engine.generate("one and the same prompt", SHORT, label=label, namespace=Namespace(salt=salt))
+    stats = engine.stats()
+    assert stats.by_label["ask"].num_requests == 2
+    assert stats.by_label["ask"].cached_tokens == len("one and the same prompt") - 1
+    assert stats.by_label["judge"].cached_tokens == 0
+    assert stats.by_namespace["b|"].num_requests == 1
+    assert sum(stats.step_s.counts) == stats.num_steps
+    assert sum(stats.wait_s.counts) >= 3
+    assert 0 <= stats.cache.kv_waste < 1
+    assert stats.cache.num_shared_tokens + stats.cache.num_copied_tokens == stats.cached_tokens
 
 
 def test_failed_step_fails_its_sequences_and_the_engine_goes_on(engine):
