@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from radixrt.delivery import OutputCollector
     from radixrt.engine import AsyncEngine, Engine
     from radixrt.errors import (
+        DeadlineExceeded,
         DeviceError,
         EngineError,
         EngineStopped,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = (
+    "DeadlineExceeded",
     "DeviceError",
     "EngineError",
     "EngineStopped",
@@ -98,6 +100,7 @@ _HOMES = {
 __all__ = [
     "AsyncEngine",
     "CacheStats",
+    "DeadlineExceeded",
     "DeviceError",
     "Engine",
     "EngineConfig",

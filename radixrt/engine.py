@@ -281,6 +281,12 @@ class Engine:
             raise InvalidRequest(
                 "logprob_start needs prompt_logprobs", parameter="logprob_start", value=request.logprob_start
             )
+        if request.timeout_s is not None and not request.timeout_s > 0:
+            raise InvalidRequest(
+                f"timeout_s must be above 0, got {request.timeout_s}",
+                parameter="timeout_s",
+                value=request.timeout_s,
+            )
         max_tokens = min(sampling.max_tokens, num_left)
         num_most = len(prompt_ids) + max_tokens - 1  # the last token is never computed
         if not self._cache.fits_ever(num_most):

@@ -209,9 +209,11 @@ class EngineLoop:
 
     def _step(self) -> None:
         started = self._clock()
+        for update in self._scheduler.expire(started):
+            self._deliver(update)
         plan = self._scheduler.plan(started)
         if not plan.chunks:
-            if not plan.preempted:
+            if not plan.preempted and not self._scheduler.is_idle:
                 raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
             return
         for update in self._forward(plan):

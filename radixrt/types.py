@@ -319,6 +319,7 @@ class GenerateRequest:
             Only positions before it can be served from the prefix cache.
         label: a name for reports, e.g. the call's name in a program; output lengths are learned per label.
         scope_id: an open scope of the engine that keeps this request's prefix.
+        timeout_s: seconds after which the request ends with DeadlineExceeded; None = never.
     """
 
     prompt_ids: tuple[int, ...]
@@ -329,6 +330,7 @@ class GenerateRequest:
     logprob_start: int = 0
     label: str = ""
     scope_id: int | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

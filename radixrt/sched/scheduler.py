@@ -7,10 +7,11 @@ here: plan is told the time, so that the same code runs in a simulator.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 from radixrt.config import SchedConfig
-from radixrt.errors import GrammarDeadEnd, InvariantViolation
+from radixrt.errors import DeadlineExceeded, GrammarDeadEnd, InvariantViolation
 from radixrt.kv.cache import PageLease, PrefixCache
 from radixrt.sched.budget import split_tokens
 from radixrt.sched.latency import StepTimeModel, load_of, pairs_of
@@ -41,6 +42,9 @@ class Scheduler:
         self.most_skips = 0
         self.step_times = StepTimeModel()
         self.output_lengths = OutputLengths()
+        self._deadlines: list[
+            tuple[float, int, Sequence]
+        ] = []  # heap; finished ones are dropped when they come up
         self._was_prefill = False  # the last step, under prefill_mode = separate
 
     @property
@@ -51,6 +55,25 @@ class Scheduler:
         """Let a new sequence wait."""
         sequence.submitted_at_s = now_s
         self.waiting.add(sequence)
+        if sequence.request.timeout_s is not None:
+            if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)):
+                self._deadlines = [
+                    row for row in self._deadlines if row[2].status is not SequenceStatus.FINISHED
+                ]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (now_s + sequence.request.timeout_s, sequence.arrival, sequence))
+
+    def expire(self, now_s: float) -> list[SequenceUpdate]:
+        """End the sequences whose time is up."""
+        updates = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._end(sequence)
+                timeout_s = sequence.request.timeout_s
+                error = DeadlineExceeded(f"the request was not done within timeout_s = {timeout_s:g}")
+                updates.append(SequenceUpdate(sequence, (), error=error))
+        return updates
 
     # -- plan -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import pytest
 
 from radixrt import (
     AsyncEngine,
+    DeadlineExceeded,
     DeviceError,
     Engine,
     EngineStopped,
@@ -147,7 +148,9 @@ def test_explain_on_an_evicted_prefix(folder):
     with Engine(folder, dtype="float32", num_pages=20, page_size=4, threads=1) as engine:
         prompt = "the quick brown fox jumps"
         engine.generate(prompt, SHORT)
-        engine.generate("something else entirely, and longer than what was there before", SHORT, label="the greedy one")
+        engine.generate(
+            "something else entirely, and longer than what was there before", SHORT, label="the greedy one"
+        )
         report = engine.explain(prompt)
         assert report.num_cached_tokens < report.num_unbounded_tokens == len(prompt) - 1
         assert (report.evicted_for, report.evicted_reason) == ("the greedy one", "room")
@@ -219,6 +222,15 @@ def test_failed_step_fails_its_sequences_and_the_engine_goes_on(engine):
         engine.generate("hello", SHORT)
     assert isinstance(caught.value.__cause__, RuntimeError)
     model.forward = forward
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+def test_request_ends_with_its_deadline(engine):
+    inbox = queue.Queue()
+    engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0.05), inbox.put)
+    assert isinstance(read(inbox)[-1], DeadlineExceeded)
+    with pytest.raises(InvalidRequest, match="timeout_s must be above 0"):
+        engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0), inbox.put)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
 
 

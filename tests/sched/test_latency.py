@@ -3,7 +3,6 @@ import random
 import pytest
 
 from radixrt.sched.latency import MIN_CHUNK_TOKENS, StepTimeModel
-from radixrt.types import GenerateRequest, SamplingParams
 from tests.support.simulation import Simulation
 
 
@@ -74,8 +73,7 @@ def decode_beside_a_long_prompt(latency_class="latency", **options):
     for _ in range(6):  # let the model see some loads
         simulation.add([rng.randrange(2) for _ in range(rng.randrange(5, 900))], max_tokens=6)
         timed(simulation)
-    decoding = simulation.add([0, 1, 1], max_tokens=60)
-    decoding.request = GenerateRequest((0, 1, 1), SamplingParams(max_tokens=60), latency_class=latency_class)
+    simulation.add([0, 1, 1], max_tokens=60, request={"latency_class": latency_class})
     simulation.step()
     simulation.add([rng.randrange(2) for _ in range(4000)], max_tokens=1)
     return max(timed(simulation))

@@ -129,7 +129,7 @@ def admission_order(policy, *, max_skips=64, priorities=(0, 0, 0)):
     simulation.finish_all()
     prompts = [[0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1] * 12 + [0]]
     for prompt, priority in zip(prompts, priorities, strict=True):
-        simulation.add(prompt, max_tokens=2, priority=priority)
+        simulation.add(prompt, max_tokens=2, request={"priority": priority})
     first = len(simulation.plans)
     simulation.finish_all()
     order = [chunk.sequence.arrival - 1 for plan in simulation.plans[first:] for chunk in plan.chunks]
