@@ -14,7 +14,7 @@ import dataclasses
 import math
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from radixrt.types import Namespace
 
 ARMS = ("no_cache", "flat", "fcfs", "random", "longest_prefix", "dfs", "cache_aware")
 DEFAULT_MACHINE = "h200-8b"
+DEFAULT_SCHED = SchedConfig()
 
 
 class FlatCache(PrefixCache):
@@ -56,7 +57,7 @@ class CacheBench:
     machine: Machine = MACHINES[DEFAULT_MACHINE]
     pool_tokens: int | None = None
     page_size: int = 16
-    sched: SchedConfig = SchedConfig()
+    sched: SchedConfig = DEFAULT_SCHED
 
     @property
     def num_pool_pages(self) -> int:
@@ -166,3 +167,28 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def _ratio(hit_rate: float, best: float) -> float:
     return hit_rate / best if best else 1.0
+
+
+def cache_report(measured: Mapping[str, Any]) -> str:
+    """Give the comparison as a short text. Pure."""
+    optimum, machine = measured["optimum"], measured["machine"]
+    lines = [
+        f"{measured['workload']}: {measured['num_requests']} requests, {measured['num_prompt_tokens']} prompt tokens, "
+        f"{measured['num_output_tokens']} output tokens",
+        f"pool of {measured['pool_tokens']} tokens in pages of {measured['page_size']}, at most "
+        f"{measured['max_running']} running, max_skips {measured['max_skips']}",
+        f"machine {machine['name']}: {machine['text']}",
+        f"hit rate with an infinite pool {100 * optimum['infinite_pool_hit_rate']:.1f}%, with perfect eviction of "
+        f"whole pages in order of arrival {100 * optimum['belady_hit_rate']:.1f}%",
+        "",
+        "arm             hit rate  of optimum  of Belady   TTFT p50   TTFT p99  skips  longest wait  computed",
+    ]
+    for name, arm in measured["arms"].items():
+        lines.append(
+            f"{name:15} {100 * arm['hit_rate']:7.1f}% {100 * arm['ratio_to_optimum']:10.1f}% "
+            f"{100 * arm['ratio_to_belady']:9.1f}% {arm['ttft_p50_s']:8.3f} s {arm['ttft_p99_s']:8.3f} s "
+            f"{arm['most_skips']:6} {arm['longest_wait_s']:11.3f} s {arm['num_computed_tokens']:9}"
+        )
+    if measured["num_requests_too_long"]:
+        lines.append(f"{measured['num_requests_too_long']} requests left out: longer than the pool")
+    return "\n".join(lines)

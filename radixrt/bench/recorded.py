@@ -128,7 +128,7 @@ def _agents(sessions: Sequence[Sequence[Mapping[str, Any]]], encode: Encode) -> 
         calls += [(turn, session_index, line) for turn, line in enumerate(ordered)]
     calls.sort(key=lambda call: call[:2])
     last: dict[int, int] = {}
-    requests = []
+    requests: list[SimRequest] = []
     for _, session_index, line in calls:
         parent = last.get(session_index)
         last[session_index] = len(requests)
@@ -152,9 +152,8 @@ def _few_shot(files: Sequence[tuple[Path, Sequence[Mapping[str, Any]]]], encode:
     The solved ones come from a file whose name begins with "train", else from the head of the first file.
     """
     ordered = sorted(files, key=lambda item: not item[0].name.startswith("train"))
-    solved, asked = ordered[0][1][:NUM_SHOTS], [line for _, lines in ordered[1:] for line in lines]
-    if len(files) == 1:
-        asked = ordered[0][1][NUM_SHOTS:]
+    solved = ordered[0][1][:NUM_SHOTS]
+    asked = [line for _, lines in ordered[1:] for line in lines] or list(ordered[0][1][NUM_SHOTS:])
     head = "".join(f"Question: {line['question']}\nAnswer: {line['answer']}\n\n" for line in solved)
     requests = tuple(
         SimRequest(

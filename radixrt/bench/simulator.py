@@ -114,7 +114,7 @@ class Replay:
     Attributes:
         num_computed_tokens: positions that went through the model, recomputation included.
         num_steps: steps of the machine; num_plans: plans of the scheduler (a merged one counts once).
-        kv_waste: slots in used pages that hold no known token / slots in used pages, over the steps.
+        kv_waste: slots in used pages that hold nothing / slots in used pages, over the steps.
     """
 
     records: tuple[RequestRecord, ...]
@@ -199,6 +199,7 @@ class Simulation:
     ) -> None:
         self.scheduler = Scheduler(cache, config)
         self.now_s = 0.0
+        self.busy_s = 0.0  # time spent in steps
         self._machine = machine
         self._merges_steps = merges_steps
         self._requests = requests
@@ -261,6 +262,7 @@ class Simulation:
         began_s = self.now_s
         seconds = self._machine.seconds(plan, num_merged)
         self.now_s += seconds
+        self.busy_s += seconds
         self._num_plans += 1
         self._num_steps += num_merged
         results = []
@@ -275,8 +277,8 @@ class Simulation:
                 if progress.first_token_s is None:
                     progress.first_token_s = self.now_s
             results.append(ChunkResult(token_id))
-        self._count_waste(num_merged)
         self.scheduler.commit(plan, StepResult(tuple(results)))
+        self._count_waste(num_merged)
         if num_merged == 1:
             self.scheduler.observe(plan, seconds)
         for chunk in plan.chunks:
@@ -350,9 +352,9 @@ class Simulation:
 
 
 def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple[int, int]:
-    """Give the slots of all pages that are in use, and those of them without a known token. Changes: nothing.
+    """Give the slots of all pages that are in use, and those of them that hold no computed token. Changes: nothing.
 
-    A page counts once, whoever holds it. The slots of a prompt that is still being computed are its tokens'.
+    A page counts once, whoever holds it.
     Cost: O(nodes + pages of running sequences).
     """
     page_size = cache.page_size
@@ -365,10 +367,11 @@ def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple
     for sequence in running:
         if sequence.lease is None:
             continue
-        for place in range(sequence.num_total // page_size, len(sequence.lease.pages)):
+        num_full = sequence.num_computed // page_size
+        for place in range(num_full, len(sequence.lease.pages)):
             page = sequence.lease.pages[place]
-            rest = min(page_size, (place + 1) * page_size - sequence.num_total)
+            rest = min(page_size, (place + 1) * page_size - sequence.num_computed)
             unused[page] = min(rest, unused.get(page, page_size))
-        full.update(sequence.lease.pages[: sequence.num_total // page_size])
+        full.update(sequence.lease.pages[:num_full])
     num_unused = sum(rest for page, rest in unused.items() if page not in full)
     return num_pages * page_size, num_unused
