@@ -224,6 +224,8 @@ class Engine:
             handle.ticket.abort()
 
     def _start(self, requests: Seq[GenerateRequest]) -> list[_Handle]:
+        if self._loop.is_own_thread:
+            raise RuntimeError("generate and stream would wait for the thread they are called in; use submit")
         handles: list[_Handle] = []
         try:
             for request in requests:

@@ -122,7 +122,9 @@ class EngineLoop:
         return Ticket(request_id, lambda: self._abort_later(request_id))
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Run a call in the loop's thread, between two steps, and give its answer."""
+        """Run a call in the loop's thread, between two steps (at once when called there), and give its answer."""
+        if self.is_own_thread:
+            return question()
         future: Future[T] = Future()
 
         def answer() -> None:
@@ -135,6 +137,11 @@ class EngineLoop:
             self._post(answer)
         return future.result()
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Tell whether the caller runs in the loop's thread, e.g. in a deliver callback."""
+        return threading.current_thread() is self._thread
+
     def stats(self) -> EngineStats:
         """Give the counters."""
         return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache))
@@ -146,7 +153,8 @@ class EngineLoop:
     def open_scope(self, ttl_s: float) -> Scope:
         """Begin a scope that keeps the prefixes of its requests."""
         scope_id = next(self._scope_ids)
-        self.ask(lambda: self._cache.scopes.open(scope_id, ttl_s=ttl_s, now_s=self._clock()))
+        with self._wake:
+            self._post(lambda: self._cache.scopes.open(scope_id, ttl_s=ttl_s, now_s=self._clock()))
         return Scope(scope_id, lambda: self.close_scope(scope_id))
 
     def close_scope(self, scope_id: int) -> None:
@@ -164,7 +172,7 @@ class EngineLoop:
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
+        if not self.is_own_thread:
             self._thread.join()
 
     def _post(self, call: Callable[[], None]) -> None:

@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from radixrt.bench.machines import DEFAULT_MACHINE, MACHINES, Machine
 from radixrt.bench.optimum import belady_tokens, infinite_pool_tokens
-from radixrt.bench.simulator import MACHINES, Machine, Replay, Simulation
+from radixrt.bench.simulator import Replay, Simulation
 from radixrt.bench.workloads import Workload
 from radixrt.config import EngineConfig, SchedConfig
 from radixrt.errors import InvalidRequest
@@ -28,7 +29,6 @@ from radixrt.kv.radix import PrefixMatch
 from radixrt.types import Namespace
 
 ARMS = ("no_cache", "flat", "fcfs", "random", "longest_prefix", "dfs", "cache_aware")
-DEFAULT_MACHINE = "h200-8b"
 DEFAULT_SCHED = SchedConfig()
 
 

@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from radixrt.bench.cache import ARMS, DEFAULT_MACHINE, CacheBench, cache_report, compare
-from radixrt.bench.micro import measure_micro, micro_report
+from radixrt.bench.machines import DEFAULT_MACHINE, MACHINES
 from radixrt.bench.recorded import read_workload
-from radixrt.bench.simulator import MACHINES
 from radixrt.bench.workloads import GENERATED, Workload
 from radixrt.config import EngineConfig
 from radixrt.errors import InvalidRequest, suggest
@@ -51,6 +49,14 @@ def bench_cache(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Simulate a workload under every order and kind of cache; hit rates, times and the offline optimum."""
+    from radixrt.bench.cache import (
+        ARMS,
+        CacheBench,
+        cache_report,
+        compare,
+    )  # keeps other commands quick to start
+    from radixrt.bench.micro import measure_micro, micro_report
+
     if micro:
         timed = measure_micro()
         typer.echo(json.dumps({"micro": timed}) if as_json else micro_report(timed))

@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from radixrt.bench.simulator import MACHINES, Simulation
+from radixrt.bench.machines import MACHINES
+from radixrt.bench.simulator import Simulation
 from radixrt.bench.workloads import FreshTokens, Workload, no_sharing
 from radixrt.config import SchedConfig
 from radixrt.kv.cache import PrefixCache

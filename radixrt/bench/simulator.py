@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from radixrt.bench.machines import Machine
 from radixrt.bench.workloads import SimRequest
 from radixrt.config import SchedConfig
 from radixrt.errors import InvariantViolation
@@ -30,54 +31,6 @@ from radixrt.types import GenerateRequest, SamplingParams
 EOS = -1  # no workload's token
 MIN_MERGED_STEPS = 3
 STEPS_PER_WASTE_SAMPLE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """How long a step takes and how many tokens fit.
-
-    Attributes:
-        fixed_s: seconds of a step however little it does.
-        per_token_s: seconds per new token.
-        per_pair_s: seconds per (query, key) pair of attention, all layers.
-        pool_tokens: KV slots.
-        text: where the constants come from.
-    """
-
-    name: str
-    fixed_s: float
-    per_token_s: float
-    per_pair_s: float
-    pool_tokens: int
-    text: str
-
-    def seconds(self, plan: StepPlan, num_steps: int = 1) -> float:
-        """Give the time of a plan that stands for num_steps steps. Pure."""
-        num_tokens, num_pairs = load_of(plan.chunks)
-        return num_steps * self.fixed_s + num_tokens * self.per_token_s + num_pairs * self.per_pair_s
-
-
-MACHINES: dict[str, Machine] = {
-    machine.name: machine
-    for machine in (
-        Machine(
-            "h200-8b",
-            fixed_s=6e-3,
-            per_token_s=40e-6,
-            per_pair_s=2e-9,
-            pool_tokens=900_000,
-            text="an 8B model of Llama's shape in bfloat16 on one H200; calculated from its data sheet, not measured",
-        ),
-        Machine(
-            "epyc-smollm2",
-            fixed_s=40e-3,
-            per_token_s=1.4e-3,
-            per_pair_s=50e-9,
-            pool_tokens=180_000,
-            text="SmolLM2-135M in bfloat16 on 2 cores of an AMD EPYC; from `radixrt bench engine`",
-        ),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +213,8 @@ class Simulation:
     def _step(self, plan: StepPlan, num_merged: int) -> None:
         """Carry out a plan: advance the clock, sample, commit, and take down who started and ended."""
         began_s = self.now_s
-        seconds = self._machine.seconds(plan, num_merged)
+        num_tokens, num_pairs = load_of(plan.chunks)
+        seconds = self._machine.seconds(num_tokens, num_pairs, num_steps=num_merged)
         self.now_s += seconds
         self.busy_s += seconds
         self._num_plans += 1

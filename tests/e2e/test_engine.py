@@ -242,6 +242,23 @@ def test_readers_exception_aborts_its_own_request_only(engine):
     assert len(engine.generate("hello", SHORT).token_ids) == 5
 
 
+def test_callback_may_ask_and_submit_but_not_wait(engine):
+    answers, inbox = queue.Queue(), queue.Queue()
+
+    def deliver(item):
+        if isinstance(item, BaseException) or item.usage is not None:
+            answers.put(engine.stats().num_running)
+            engine.submit(GenerateRequest((1, 2), SHORT), inbox.put)
+            with pytest.raises(RuntimeError, match="use submit"):
+                engine.generate("hello", SHORT)
+            answers.put("done")
+
+    engine.submit(GenerateRequest((1, 2, 3), SHORT), deliver)
+    assert isinstance(answers.get(timeout=30), int)
+    assert answers.get(timeout=30) == "done"
+    assert read(inbox)[-1].usage.output_tokens == 5
+
+
 def test_constraint_that_meets_min_tokens_still_ends_complete(engine):
     sampling = SamplingParams(
         max_tokens=20, min_tokens=3, grammar=GrammarSpec.choice(["a", "abcdef"]), seed=1
