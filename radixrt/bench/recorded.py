@@ -66,7 +66,7 @@ def default_encode() -> Encode:
 
 def encode_bytes(text: str) -> array[int]:
     """Give one token per byte. Pure."""
-    return array("i", text.encode())
+    return array("i", list(text.encode()))
 
 
 def _files(path: Path) -> Sequence[Path]:

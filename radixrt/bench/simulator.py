@@ -163,6 +163,7 @@ class Simulation:
         self._num_computed_tokens = self._num_steps = self._num_plans = 0
         self._num_slots = self._num_unused_slots = 0
         self._num_arrived = 0
+        self._num_merged = 1  # steps that the next plan stands for
         for index, request in enumerate(requests):
             if not cache.fits_ever(request.num_max_total):
                 raise InvariantViolation(f"request {index} never fits; leave it out with Workload.fitting")
@@ -175,24 +176,26 @@ class Simulation:
         """Run until every request has ended.
 
         Raises:
-            InvariantViolation: the scheduler plans nothing although requests wait.
+            InvariantViolation: the scheduler plans nothing although requests wait, or it loses one.
         """
-        num_merged = 1
-        while True:
-            self._take_arrivals()
-            if self.scheduler.is_idle:
-                if not self._to_come:
-                    return self._replay()
-                self.now_s = self._to_come[0][0]
-                continue
-            plan = self.scheduler.plan(self.now_s)
-            if not plan.chunks and not plan.preempted:
-                if not self._to_come:
-                    raise InvariantViolation(f"{len(self.scheduler.waiting)} requests wait for ever")
-                self.now_s = max(self.now_s, self._to_come[0][0])
-                continue
-            self._step(plan, num_merged)
-            num_merged = self._merge(plan) if self._merges_steps else 1
+        while self.advance():
+            pass
+        return self._replay()
+
+    def advance(self) -> bool:
+        """Plan and carry out one step, or let time pass until the next arrival; False = all have ended."""
+        self._take_arrivals()
+        if self.scheduler.is_idle and not self._to_come:
+            return False
+        plan = StepPlan() if self.scheduler.is_idle else self.scheduler.plan(self.now_s)
+        if plan.chunks or plan.preempted:
+            self._step(plan, self._num_merged)
+            self._num_merged = self._merge(plan) if self._merges_steps else 1
+        elif self._to_come:
+            self.now_s = self._to_come[0][0]
+        else:
+            raise InvariantViolation(f"{len(self.scheduler.waiting)} requests wait for ever")
+        return True
 
     def _take_arrivals(self) -> None:
         while self._to_come and self._to_come[0][0] <= self.now_s:
