@@ -23,7 +23,7 @@ import torch
 
 from radixrt.config import EngineConfig, home_folder
 from radixrt.delivery import Deliver, Delivery, OutputCollector
-from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong, RadixrtError
+from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong
 from radixrt.exec.resolve import ResolvedConfig, resolve
 from radixrt.exec.runner import ModelRunner
 from radixrt.explain import PrefixReport
@@ -174,7 +174,12 @@ class Engine:
             self.request(item, params, namespace=namespace, scope=scope, label=label)
             for item, params in zip(prompts, _as_sampling(sampling, len(prompts)), strict=True)
         ]
-        outputs = [self._wait(handle) for handle in self._start(requests)]
+        handles = self._start(requests)
+        try:
+            outputs = [_wait(handle) for handle in handles]
+        finally:
+            for handle in handles:
+                handle.ticket.abort()  # those that are not done, on Ctrl-C
         for output in outputs:
             if isinstance(output, BaseException):
                 raise output
@@ -187,10 +192,10 @@ class Engine:
         sampling: SamplingParams | None = None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
-    ) -> Iterator[OutputChunk]:
-        """Give a request's chunks as they come; leaving the iterator early aborts the request."""
+    ) -> ChunkStream:
+        """Give a request's chunks as they come; closing or dropping the iterator aborts the request."""
         [handle] = self._start([self.request(prompt, sampling, namespace=namespace)])
-        return self._chunks(handle)
+        return ChunkStream(handle.items, handle.ticket)
 
     def request(
         self,
@@ -211,18 +216,6 @@ class Engine:
         )
         return self._checked(request)
 
-    def _chunks(self, handle: _Handle) -> Iterator[OutputChunk]:
-        try:
-            is_last = False
-            while not is_last:
-                item = handle.items.get()
-                if isinstance(item, BaseException):
-                    raise item
-                is_last = item.usage is not None
-                yield item
-        finally:
-            handle.ticket.abort()
-
     def _start(self, requests: Seq[GenerateRequest]) -> list[_Handle]:
         if self._loop.is_own_thread:
             raise RuntimeError("generate and stream would wait for the thread they are called in; use submit")
@@ -232,22 +225,11 @@ class Engine:
                 items: queue.SimpleQueue[OutputChunk | BaseException] = queue.SimpleQueue()
                 collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
                 handles.append(_Handle(items, collector, self.submit(request, items.put)))
-        except RadixrtError:
+        except BaseException:
             for handle in handles:
                 handle.ticket.abort()
             raise
         return handles
-
-    def _wait(self, handle: _Handle) -> GenerationOutput | BaseException:
-        try:
-            while True:
-                item = handle.items.get()
-                if isinstance(item, BaseException):
-                    return item
-                if handle.collector.add(item):
-                    return handle.collector.output()
-        finally:
-            handle.ticket.abort()  # also on Ctrl-C
 
     # -- checks of a request ------------------------------------------------------------------------------
 
@@ -283,14 +265,9 @@ class Engine:
             raise InvalidRequest(
                 "logprob_start needs prompt_logprobs", parameter="logprob_start", value=request.logprob_start
             )
-        if request.timeout_s is not None and not request.timeout_s > 0:
-            raise InvalidRequest(
-                f"timeout_s must be above 0, got {request.timeout_s}",
-                parameter="timeout_s",
-                value=request.timeout_s,
-            )
         max_tokens = min(sampling.max_tokens, num_left)
-        num_most = len(prompt_ids) + max_tokens - 1  # the last token is never computed
+        # A sampled last token is never computed; one that the grammar forces may be.
+        num_most = len(prompt_ids) + max_tokens - (sampling.grammar is None)
         if not self._cache.fits_ever(num_most):
             raise NeverFits(
                 f"prompt and max_tokens must fit the pool of {self.config.num_kv_tokens} tokens, got {num_most}",
@@ -425,6 +402,46 @@ class _Handle:
     ticket: Ticket
 
 
+def _wait(handle: _Handle) -> GenerationOutput | BaseException:
+    while True:
+        item = handle.items.get()
+        if isinstance(item, BaseException):
+            return item
+        if handle.collector.add(item):
+            return handle.collector.output()
+
+
+class ChunkStream(Iterator[OutputChunk]):
+    """The chunks of one request; ends after the last one, raises what ended it otherwise."""
+
+    def __init__(self, items: queue.SimpleQueue[OutputChunk | BaseException], ticket: Ticket) -> None:
+        self._items = items
+        self._ticket = ticket
+        self._is_done = False
+
+    def __next__(self) -> OutputChunk:
+        if self._is_done:
+            raise StopIteration
+        try:
+            item = self._items.get()
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        if isinstance(item, BaseException):
+            self._is_done = True
+            raise item
+        self._is_done = item.usage is not None
+        return item
+
+    def close(self) -> None:
+        """Abort the request, unless it is done."""
+        self._is_done = True
+        self._ticket.abort()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def _as_prompts(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompt, str):
         return [prompt], False
@@ -446,7 +463,11 @@ def _as_sampling(
 ) -> list[SamplingParams]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * num_prompts
-    if len(sampling) != num_prompts or not all(isinstance(item, SamplingParams) for item in sampling):
+    if (
+        not isinstance(sampling, Seq)
+        or len(sampling) != num_prompts
+        or not all(isinstance(item, SamplingParams) for item in sampling)
+    ):
         raise InvalidRequest(
             f"sampling must be one SamplingParams, or one per prompt ({num_prompts})",
             parameter="sampling",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -88,7 +90,8 @@ class EngineLoop:
         self._scheduler = scheduler
         self._metrics = EngineMetrics()
         self._deliveries: dict[int, Delivery] = {}
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._process_id = os.getpid()
         self._wake = threading.Condition()
         self._is_closing = False
         self._cause: BaseException | None = None  # why the loop died
@@ -177,6 +180,8 @@ class EngineLoop:
 
     def _post(self, call: Callable[[], None]) -> None:
         """Put a call into the inbox (the lock is held)."""
+        if self._process_id != os.getpid():
+            raise EngineStopped("the engine belongs to the process that opened it, not to this fork of it")
         if self._is_closing:
             reason = f": {first_line(self._cause)}" if self._cause else ""
             raise EngineStopped(f"the engine is stopped{reason}") from self._cause
@@ -202,18 +207,21 @@ class EngineLoop:
 
     def _take_calls(self) -> bool:
         """Wait for work, make the calls of the inbox; give False when the loop shall end."""
+        if self._rest():
+            self._check()
         with self._wake:
-            has_rested = False
             while not (self._inbox or self._is_closing) and self._scheduler.is_idle:
-                timed_out = not self._wake.wait(None if has_rested else IDLE_CHECK_DELAY_S)
-                if timed_out and not has_rested:
-                    has_rested = True
-                    self._check()
-            calls, self._inbox = self._inbox, []
-            is_closing = self._is_closing
-        for call in calls:
-            call()
+                self._wake.wait()
+            num_calls, is_closing = len(self._inbox), self._is_closing
+        for _ in range(num_calls):
+            self._inbox.popleft()()  # one by one: if one raises, the others still wait to be told
         return not is_closing
+
+    def _rest(self) -> bool:
+        """Wait a while for work; tell whether there was none."""
+        with self._wake:
+            has_work = self._inbox or self._is_closing or not self._scheduler.is_idle
+            return not has_work and not self._wake.wait(IDLE_CHECK_DELAY_S)
 
     def _step(self) -> None:
         started = self._clock()
@@ -257,9 +265,9 @@ class EngineLoop:
             return
         try:
             reason = delivery.push(update)
-        except Exception as error:  # noqa: BLE001 - the reader's fault or absence
+        except BaseException as error:  # noqa: BLE001 - the reader's fault or absence
             logger.warning("a reader failed, its request is aborted: %s", first_line(error))
-            delivery.is_done = True
+            delivery.is_done = True  # it is not called again
             self._close_request(request_id, error)
             return
         if reason is not None:
@@ -284,10 +292,7 @@ class EngineLoop:
         for sequence in delivery.sequences:
             self._scheduler.finish(sequence, FinishReason.ABORT)
         self._forget(request_id)
-        try:
-            delivery.fail(error)
-        except Exception as failure:  # noqa: BLE001 - nobody is left to tell
-            logger.warning("a reader could not be told of %r: %s", error, first_line(failure))
+        _tell(delivery, error)
 
     def _forget(self, request_id: int) -> None:
         delivery = self._deliveries.pop(request_id)
@@ -299,15 +304,27 @@ class EngineLoop:
         self._runner.store.check()
 
     def _end(self) -> None:
-        """Tell everyone who waits; nothing is accepted from here on."""
+        """Tell everyone who waits; nothing is accepted from here on, and the owners are left as they are."""
         with self._wake:
             self._is_closing = True
-            calls, self._inbox = self._inbox, []
         stopped = EngineStopped("the engine was closed")
         if self._cause is not None:
             stopped = EngineStopped(f"the engine stopped: {first_line(self._cause)}")
             stopped.__cause__ = self._cause
-        for call in calls:  # submissions become deliveries, questions get their answers
-            call()
-        for request_id in list(self._deliveries):
-            self._close_request(request_id, stopped)
+        while self._inbox:
+            call = self._inbox.popleft()
+            try:
+                call()  # submissions become deliveries, questions get their answers
+            except BaseException as error:  # noqa: BLE001 - the next one still waits to be told
+                logger.error("a call failed while the engine stopped: %s", first_line(error))
+        for delivery in self._deliveries.values():
+            _tell(delivery, stopped)
+        self._deliveries.clear()
+
+
+def _tell(delivery: Delivery, error: BaseException) -> None:
+    """Give a reader its last item."""
+    try:
+        delivery.fail(error)
+    except BaseException as failure:  # noqa: BLE001 - nobody is left to tell
+        logger.warning("a reader could not be told of %r: %s", error, first_line(failure))

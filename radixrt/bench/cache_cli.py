@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from radixrt.bench.machines import DEFAULT_MACHINE, MACHINES
+from radixrt.bench.machines import DEFAULT_MACHINE, MACHINES, Machine
 from radixrt.bench.recorded import read_workload
 from radixrt.bench.workloads import GENERATED, Workload
 from radixrt.config import EngineConfig
@@ -61,24 +61,13 @@ def bench_cache(
         timed = measure_micro()
         typer.echo(json.dumps({"micro": timed}) if as_json else micro_report(timed))
         return
-    options: dict[str, Any] = {
-        "max_running": max_running,
-        "max_step_tokens": max_step_tokens,
-        "max_skips": max_skips,
-    }
-    changed = {
-        "fixed_s": None if fixed_ms is None else fixed_ms / 1e3,
-        "per_token_s": None if per_token_us is None else per_token_us / 1e6,
-        "per_pair_s": None if per_pair_ns is None else per_pair_ns / 1e9,
-    }
-    constants: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
     bench = CacheBench(
         choose_workload(trace, workload, limit),
-        machine=dataclasses.replace(_known("machine", machine, MACHINES), **constants),
+        machine=_machine(machine, fixed_ms=fixed_ms, per_token_us=per_token_us, per_pair_ns=per_pair_ns),
         pool_tokens=pool_tokens,
         page_size=page_size,
         sched=EngineConfig.from_options(
-            {name: value for name, value in options.items() if value is not None}
+            _given(max_running=max_running, max_step_tokens=max_step_tokens, max_skips=max_skips)
         ).sched,
     )
     measured = compare(bench, arm or ARMS)
@@ -97,6 +86,25 @@ def choose_workload(trace: Path | None, name: str | None, limit: int | None) -> 
         return read_workload(trace, max_requests=limit)
     workload: Workload = _known("workload", name or DEFAULT_WORKLOAD, GENERATED)()
     return workload if limit is None else workload.first(limit)
+
+
+def _machine(
+    name: str, *, fixed_ms: float | None, per_token_us: float | None, per_pair_ns: float | None
+) -> Machine:
+    """Give a known machine with other constants where they are given."""
+    known: Machine = _known("machine", name, MACHINES)
+    return dataclasses.replace(
+        known,
+        **_given(
+            fixed_s=None if fixed_ms is None else fixed_ms / 1e3,
+            per_token_s=None if per_token_us is None else per_token_us / 1e6,
+            per_pair_s=None if per_pair_ns is None else per_pair_ns / 1e9,
+        ),
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _known(parameter: str, name: str, choices: dict[str, Any]) -> Any:

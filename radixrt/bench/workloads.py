@@ -130,10 +130,13 @@ def tree_of_thought(
     branching: int = 3,
     depth: int = 4,
     num_root_tokens: int = 600,
-    pool_tokens: int = 16_000,
+    pool_tokens: int = 32_000,
     seed: int = 0,
 ) -> Workload:
-    """Trees whose nodes go on with their parent's prompt, its output and an instruction of their own."""
+    """Trees whose nodes go on with their parent's prompt, its output and an instruction of their own.
+
+    The pool holds a fifth of their distinct tokens, about two whole trees.
+    """
     draw, fresh = random.Random(seed), FreshTokens()
     requests: list[SimRequest] = []
     level: list[int | None] = [None] * num_trees

@@ -232,34 +232,34 @@ class RadixTree:
             self._namespaces[node] = namespace
         start = 0
         while start < len(tokens):
-            rest = tokens[start:] if start else tokens
-            rest_pages = pages[start // self._page_bytes :]
-            child, num_common = self._best_child(node, rest[: self._page_bytes])
-            if child is None or not self._shares_key(child, rest, num_common):
-                self._add_leaf(node, rest, list(rest_pages), priority=priority)
+            num_left = (len(tokens) - start) // TOKEN_BYTES
+            child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None or not self._shares_key(child, num_left, num_common):
+                rest_pages = list(pages[start // self._page_bytes :])
+                self._add_leaf(node, tokens[start:], rest_pages, priority=priority)
                 return
             child.last_used = self._counter
             child.priority = max(child.priority, priority)
-            num_common = num_common_tokens(child.tokens, rest[: len(child.tokens)])
-            if num_common == child.num_tokens and num_common % self.page_size == 0:
-                if child.children or len(rest) == len(child.tokens):
-                    node, start = child, start + len(child.tokens)
-                    continue
-                self._extend_leaf(child, rest, rest_pages)
-                return
+            num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
+            is_inner = child.children or num_left == child.num_tokens
+            if num_common == child.num_tokens and num_common % self.page_size == 0 and is_inner:
+                node, start = child, start + len(child.tokens)
+                continue
             if num_common == child.num_tokens:
-                self._extend_leaf(child, rest, rest_pages)
+                self._extend_leaf(child, tokens[start:], pages[start // self._page_bytes :])
                 return
-            if num_common * TOKEN_BYTES == len(rest):
+            if num_common == num_left:
                 return  # the tree already holds all of it
             # Divergence inside the child: whole pages stay above, both continuations go below.
             node = self._split(child, num_common // self.page_size)
             start += len(node.tokens)
 
-    def _shares_key(self, child: RadixNode, rest: bytes, num_common: int) -> bool:
-        """Tell whether `rest` belongs on the child's path: same first page, or one is a prefix of the other."""
-        key_tokens = min(child.num_tokens, self.page_size)
-        return num_common in (key_tokens, len(rest) // TOKEN_BYTES)
+    def _shares_key(self, child: RadixNode, num_left: int, num_common: int) -> bool:
+        """Tell whether a run of num_left tokens belongs on the child's path.
+
+        They share the first page, or one of them is a prefix of the other.
+        """
+        return num_common in (min(child.num_tokens, self.page_size), num_left)
 
     def demote(self, namespace: Namespace, tokens: bytes) -> None:
         """Make the leaf at the end of `tokens`, if there is one, the first to go under lru."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixrt.errors import GrammarTooCostly, InvalidRequest, InvariantViolation
+from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, InvalidRequest
 from radixrt.grammar.matcher import GrammarMatcher
 
 MAX_CLOSING_TOKENS = 1 << 16
@@ -79,7 +79,7 @@ class Constraint:
     def _accept(self, token_id: int, *, room: int) -> bool:
         """Advance if the text can still be completed afterwards, else stay."""
         if not self.matcher.accept(token_id):
-            raise InvariantViolation(f"the grammar allowed token {token_id} and its accept refused it")
+            raise GrammarDeadEnd(f"the grammar allowed token {token_id} and its accept refused it")
         closing = self._closing_after(token_id, room=room - 1)
         if closing is None:
             self.matcher.rollback(1)
@@ -111,6 +111,6 @@ class Constraint:
         """Take the closing run."""
         for token_id in self.closing:
             if not self.matcher.accept(token_id):
-                raise InvariantViolation(f"the closing run's token {token_id} was refused")
+                raise GrammarDeadEnd(f"the closing run's token {token_id} was refused")
         run, self.closing, self.is_closed = self.closing, [], True
         return run

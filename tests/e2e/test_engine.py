@@ -1,6 +1,7 @@
 """The engine's doors: streams, aborts, faults, ends."""
 
 import asyncio
+import os
 import queue
 import threading
 
@@ -17,10 +18,12 @@ from radixrt import (
     GrammarSpec,
     InvalidRequest,
     Namespace,
+    NeverFits,
     QueueFull,
     RequestAborted,
     SamplingParams,
 )
+from radixrt import engine as engine_module
 from tests.support.models import tiny_model
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -229,7 +232,7 @@ def test_request_ends_with_its_deadline(engine):
     inbox = queue.Queue()
     engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0.05), inbox.put)
     assert isinstance(read(inbox)[-1], DeadlineExceeded)
-    with pytest.raises(InvalidRequest, match="timeout_s must be above 0"):
+    with pytest.raises(InvalidRequest, match="timeout_s must be in"):
         engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0), inbox.put)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
 
@@ -292,6 +295,82 @@ def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
     assert not [
         thread for thread in threading.enumerate() if thread.name == "radixrt-engine" and thread.is_alive()
     ]
+
+
+def test_every_waiter_is_told_even_when_the_owners_are_broken(folder):
+    engine = Engine(folder, dtype="float32", num_pages=200, threads=1)
+    inboxes = [queue.Queue() for _ in range(3)]
+
+    def dying(item):
+        raise SystemExit
+
+    for inbox in inboxes:
+        engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+    engine.submit(GenerateRequest((4, 5), LONG), dying)
+    inboxes[0].get(timeout=30)
+    engine._cache.publish = None  # publishing, which every end needs, raises from now on
+    engine._loop._inbox.append(lambda: 1 / 0)
+    for inbox in inboxes:
+        assert isinstance(read(inbox)[-1], EngineStopped)
+    engine.close()
+
+
+def test_forced_answer_of_exactly_the_pools_size_is_computed_or_refused(folder):
+    grammar = GrammarSpec.choice(["abcdefghijklmnop"])
+    with Engine(folder, dtype="float32", num_pages=6, page_size=4, threads=1) as engine:
+        for length in range(1, 12):
+            sampling = SamplingParams(max_tokens=16, grammar=grammar, logprobs=0)
+            try:
+                assert engine.generate([7] * length, sampling).text == "abcdefghijklmnop"
+            except NeverFits:
+                assert length > 4
+
+
+def test_fork_of_the_process_is_told_that_it_has_no_engine(engine):
+    child = os.fork()
+    if child == 0:
+        try:
+            engine.generate("hello", SHORT)
+        except EngineStopped:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_unread_stream_can_be_closed(engine):
+    stream = engine.stream("hello", LONG)
+    stream.close()
+    assert list(stream) == []
+    del stream
+    engine.stream("hello", LONG)  # dropped at once
+    assert engine.generate("hello", SHORT).finish_reason is FinishReason.LENGTH
+    assert engine.stats().num_running == 0
+
+
+def test_interrupted_batch_aborts_all_its_requests(engine):
+    class Interrupt(BaseException):
+        pass
+
+    def interrupting(items):
+        raise Interrupt
+
+    original = engine_module._wait
+    engine_module._wait = interrupting
+    try:
+        with pytest.raises(Interrupt):
+            engine.generate(["a", "b", "c", "d"], LONG)
+    finally:
+        engine_module._wait = original
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+    assert engine.stats().num_running == engine.stats().num_waiting == 0
+
+
+def test_stop_string_inside_a_forced_run_respects_min_tokens(engine):
+    grammar = GrammarSpec.choice(["abcdefghijkl"])
+    early = SamplingParams(max_tokens=30, min_tokens=8, stop=("b",), grammar=grammar)
+    assert engine.generate("x", early).text == "abcdefghijkl"
+    late = SamplingParams(max_tokens=30, min_tokens=8, stop=("i",), grammar=grammar)
+    assert engine.generate("x", late).text == "abcdefgh"
 
 
 def test_full_queue_refuses_one_more(folder):

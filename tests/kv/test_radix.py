@@ -172,6 +172,51 @@ def test_continuation_names_what_stands_in_the_prompts_place():
     assert shelf.tree.continuation(NS, pack([9])) == []
 
 
+def test_emptied_namespace_is_forgotten():
+    shelf = Shelf()
+    for index in range(10):
+        shelf.insert([1, 2, 3], namespace=Namespace(salt=str(index)))
+    shelf.evict(10)
+    assert not shelf.tree._roots
+    assert not shelf.tree._namespaces
+
+
+def test_split_keeps_recency_hits_and_priority():
+    for policy in ("lru", "lfu", "priority"):
+        shelf = Shelf(page_size=2, policy=policy)
+        shelf.insert([5, 5])
+        shelf.insert([1, 1, 2, 2], priority=3)
+        shelf.tree.touch(NS, pack([1, 1, 2, 2, 9]))
+        shelf.insert([1, 1, 3, 3], priority=3)
+        shelf.tree.touch(NS, pack([1, 1, 3, 3, 9]))
+        shelf.evict(1)
+        assert shelf.match([5, 5, 9]).num_tokens == 0, policy
+        shelf.evict(2)  # both branches; what is left is the split's upper part
+        shelf.insert([6, 6])
+        shelf.evict(1)
+        gone = 1 if policy == "lru" else 6
+        assert shelf.match([gone, gone, 9]).num_tokens == 0, policy
+
+
+def test_insertion_counts_as_a_use():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1])
+    shelf.insert([2, 2])
+    shelf.insert([1, 1])
+    shelf.evict(1)
+    assert shelf.match([2, 2, 9]).num_tokens == 0
+
+
+def test_demoted_leaf_goes_first():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1])
+    shelf.insert([2, 2])
+    shelf.tree.demote(NS, pack([2, 2]))
+    shelf.tree.check()
+    shelf.evict(1)
+    assert shelf.match([2, 2, 9]).num_tokens == 0
+
+
 def test_check_finds_a_lost_reference():
     shelf = Shelf(page_size=4)
     [page] = shelf.insert([1, 2, 3])
