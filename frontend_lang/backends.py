@@ -51,6 +51,9 @@ __all__ = [
 Deliver = Callable[[OutputChunk | BaseException], None]
 
 
+MAX_SCORED_TOGETHER = 64  # choices of one select that wait in the engine at a time
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredContinuation:
     """The log-probabilities of one continuation's tokens, in order, and what they cost."""
@@ -188,7 +191,13 @@ class EngineBackend:
             )
             for continuation in continuations
         ]
-        outputs = await all_or_first_error([self.generate(request) for request in requests])
+        seats = asyncio.Semaphore(MAX_SCORED_TOGETHER)
+
+        async def scored(request: GenerateRequest) -> GenerationOutput:
+            async with seats:
+                return await self.generate(request)
+
+        outputs = await all_or_first_error([scored(request) for request in requests])
         return [
             ScoredContinuation(
                 tuple(entry.logprob for entry in output.prompt_logprobs[-len(continuation) :]), output.usage

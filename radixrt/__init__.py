@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from radixrt.config import EngineConfig
     from radixrt.delivery import OutputCollector
-    from radixrt.engine import AsyncEngine, Engine, PrefixReport
+    from radixrt.engine import AsyncEngine, Engine
     from radixrt.errors import (
+        DeadlineExceeded,
         DeviceError,
         EngineError,
         EngineStopped,
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
         UnknownModel,
         UnsupportedGrammar,
     )
-    from radixrt.loop import Ticket
-    from radixrt.metrics import EngineStats
+    from radixrt.explain import PrefixReport
+    from radixrt.loop import Scope, Ticket
+    from radixrt.metrics import CacheStats, EngineStats, Histogram, HitCount
     from radixrt.types import (
         FinishReason,
         GenerateRequest,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ERRORS = (
+    "DeadlineExceeded",
     "DeviceError",
     "EngineError",
     "EngineStopped",
@@ -86,8 +89,9 @@ _HOMES = {
     "Engine": "radixrt.engine",
     "EngineConfig": "radixrt.config",
     "OutputCollector": "radixrt.delivery",
-    "EngineStats": "radixrt.metrics",
-    "PrefixReport": "radixrt.engine",
+    **dict.fromkeys(("CacheStats", "EngineStats", "Histogram", "HitCount"), "radixrt.metrics"),
+    "PrefixReport": "radixrt.explain",
+    "Scope": "radixrt.loop",
     "Ticket": "radixrt.loop",
     **dict.fromkeys(_ERRORS, "radixrt.errors"),
     **dict.fromkeys(_TYPES, "radixrt.types"),
@@ -95,6 +99,8 @@ _HOMES = {
 
 __all__ = [
     "AsyncEngine",
+    "CacheStats",
+    "DeadlineExceeded",
     "DeviceError",
     "Engine",
     "EngineConfig",
@@ -107,6 +113,8 @@ __all__ = [
     "GrammarDeadEnd",
     "GrammarSpec",
     "GrammarTooCostly",
+    "Histogram",
+    "HitCount",
     "InvalidRequest",
     "InvariantViolation",
     "ModelLoadError",
@@ -123,6 +131,7 @@ __all__ = [
     "RequestError",
     "Sample",
     "SamplingParams",
+    "Scope",
     "TextPiece",
     "Ticket",
     "TokenLogprob",

@@ -19,6 +19,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from radixrt import __version__
+from radixrt.bench.cache_cli import bench_cache
 from radixrt.config import EngineConfig, environment_help, home_folder, option_specs
 from radixrt.errors import RadixrtError
 
@@ -240,6 +241,9 @@ def bench_engine(
 
     measured = measure(options)
     print(json.dumps(measured) if as_json else report(measured))
+
+
+bench_app.command("cache")(bench_cache)
 
 
 if __name__ == "__main__":

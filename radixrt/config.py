@@ -74,11 +74,24 @@ class SchedConfig:
     max_waiting: int = option(
         10_000, "most waiting sequences; one more is refused (429)", low=1, high=1 << 20
     )
-    policy: Literal["cache_aware", "fcfs", "priority"] = option(
-        "cache_aware", "order of the waiting list; cache_aware = most cached tokens first, within max_skips"
+    policy: Literal["cache_aware", "fcfs", "priority", "random", "dfs", "longest_prefix"] = option(
+        "cache_aware",
+        "order of the waiting list; cache_aware = most cached tokens first, within max_skips; the last three are "
+        "for comparison, longest_prefix without any bound",
     )
     max_skips: int = option(
         64, "most steps in which later arrivals may pass a waiting request", low=0, high=1 << 20
+    )
+    ttft_ms: int | None = option(
+        None, "target time to first token of latency-class requests: those at risk go first", low=1
+    )
+    tpot_ms: int | None = option(
+        None,
+        "target time per output token of latency-class requests: prefill chunks shrink to meet it",
+        low=1,
+    )
+    prefill_mode: Literal["mixed", "separate"] = option(
+        "mixed", "prefill and decode in one step, or in alternating steps"
     )
     checks: Literal["idle", "step"] = option(
         "idle", "when the engine audits its invariants: after a second without work, or after every step"

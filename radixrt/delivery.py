@@ -48,14 +48,12 @@ class Delivery:
         """Hand a sample's new tokens to the reader; give why it ended, if it did (also by a stop string)."""
         sequence = update.sequence
         index = sequence.sample_index
-        detokenizer = self._detokenizers[index]
-        allows_stop = sequence.num_output_tokens >= self.request.sampling.min_tokens
-        delta = detokenizer.push(update.token_ids, allow_stop=allows_stop)
-        text, reason = delta.text, update.finish_reason
-        if delta.is_stopped:
+        text, is_stopped = self._detokenize(sequence, update.token_ids)
+        reason = update.finish_reason
+        if is_stopped:
             reason = FinishReason.STOP
         elif reason is not None:
-            text += detokenizer.finish()
+            text += self._detokenizers[index].finish()
         if reason is not None:
             self._num_open -= 1
         chunk = OutputChunk(
@@ -71,6 +69,15 @@ class Delivery:
         self.is_done = self._num_open == 0
         self._deliver(chunk)
         return reason
+
+    def _detokenize(self, sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[str, bool]:
+        """Give new text, and whether a stop string that is complete after min_tokens ended it."""
+        detokenizer = self._detokenizers[sequence.sample_index]
+        first = sequence.num_delivered - len(token_ids)
+        num_early = max(min(self.request.sampling.min_tokens - 1 - first, len(token_ids)), 0)
+        early = detokenizer.push(token_ids[:num_early], allow_stop=False).text if num_early else ""
+        delta = detokenizer.push(token_ids[num_early:])
+        return early + delta.text, delta.is_stopped
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, unless it is done."""

@@ -23,17 +23,19 @@ import torch
 
 from radixrt.config import EngineConfig, home_folder
 from radixrt.delivery import Deliver, Delivery, OutputCollector
-from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong, RadixrtError
+from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong
 from radixrt.exec.resolve import ResolvedConfig, resolve
 from radixrt.exec.runner import ModelRunner
+from radixrt.explain import PrefixReport
 from radixrt.grammar.cache import GrammarCache
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.store import KVStore
-from radixrt.loop import EngineLoop, Ticket
+from radixrt.loop import EngineLoop, Scope, Ticket
 from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
 from radixrt.model.loader import load_model
 from radixrt.model.spec import ModelSpec
+from radixrt.sched.constraint import Constraint
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence
 from radixrt.text.tokenizer import Tokenizer
@@ -47,22 +49,7 @@ from radixrt.types import (
 )
 
 Prompt = str | Seq[int]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixReport:
-    """Why a prompt hits the prefix cache as far as it does.
-
-    Attributes:
-        num_prompt_tokens, num_cached_tokens: a request with this prompt would compute the difference.
-        next_text: text of the first token after the longest match, None when all of it is cached.
-        cached_text: what the cache holds in its place (the nearest continuation, up to 32 tokens).
-    """
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    next_text: str | None
-    cached_text: str
+DEFAULT_SCOPE_TTL_S = 600.0
 
 
 class Engine:
@@ -124,6 +111,7 @@ class Engine:
         seed = request.sampling.seed
         if seed is None:
             seed = self._seeds.getrandbits(64)
+        max_tokens = request.sampling.max_tokens
         sequences: list[Sequence] = []
         for sample_index in range(request.sampling.n):
             sequences.append(
@@ -134,7 +122,9 @@ class Engine:
                     eos_ids=frozenset(self.tokenizer.eos_ids),
                     sample_index=sample_index,
                     leader=sequences[0] if sequences else None,
-                    matcher=compiled.start() if compiled is not None else None,
+                    constraint=None
+                    if compiled is None
+                    else Constraint.begin(compiled.start(), room=max_tokens),
                 )
             )
         return self._loop.submit(Delivery(request, sequences, self.tokenizer, deliver))
@@ -142,7 +132,13 @@ class Engine:
     # The overloads overlap because a str is also a sequence of str; the first one wins, at run time too.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, namespace: Namespace = ...
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Namespace = ...,
+        scope: Scope | None = ...,
+        label: str = ...,
     ) -> GenerationOutput: ...
     @overload
     def generate(
@@ -151,6 +147,8 @@ class Engine:
         sampling: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         namespace: Namespace = ...,
+        scope: Scope | None = ...,
+        label: str = ...,
     ) -> list[GenerationOutput]: ...
     def generate(
         self,
@@ -158,19 +156,30 @@ class Engine:
         sampling: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        scope: Scope | None = None,
+        label: str = "",
     ) -> GenerationOutput | list[GenerationOutput]:
         """Generate for one prompt (text or token ids) or for a list of prompts, order kept.
 
+        Args:
+            namespace: whose prefix cache to use.
+            scope: keeps the prompts and outputs cached while it is open.
+            label: call site, for reports and learned output lengths.
         Raises:
             RequestError: a request breaks a rule; no request of the list is started.
             EngineError: the first failure, in order, after all have ended.
         """
         prompts, is_batch = _as_prompts(prompt)
         requests = [
-            self.request(item, params, namespace=namespace)
+            self.request(item, params, namespace=namespace, scope=scope, label=label)
             for item, params in zip(prompts, _as_sampling(sampling, len(prompts)), strict=True)
         ]
-        outputs = [self._wait(handle) for handle in self._start(requests)]
+        handles = self._start(requests)
+        try:
+            outputs = [_wait(handle) for handle in handles]
+        finally:
+            for handle in handles:
+                handle.ticket.abort()  # those that are not done, on Ctrl-C
         for output in outputs:
             if isinstance(output, BaseException):
                 raise output
@@ -183,10 +192,10 @@ class Engine:
         sampling: SamplingParams | None = None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
-    ) -> Iterator[OutputChunk]:
-        """Give a request's chunks as they come; leaving the iterator early aborts the request."""
+    ) -> ChunkStream:
+        """Give a request's chunks as they come; closing or dropping the iterator aborts the request."""
         [handle] = self._start([self.request(prompt, sampling, namespace=namespace)])
-        return self._chunks(handle)
+        return ChunkStream(handle.items, handle.ticket)
 
     def request(
         self,
@@ -194,45 +203,33 @@ class Engine:
         sampling: SamplingParams | None = None,
         *,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        scope: Scope | None = None,
+        label: str = "",
     ) -> GenerateRequest:
         """Encode a prompt into a request, checked as `submit` checks it."""
-        return self._checked(GenerateRequest(self._encode(prompt), sampling or SamplingParams(), namespace))
-
-    def _chunks(self, handle: _Handle) -> Iterator[OutputChunk]:
-        try:
-            is_last = False
-            while not is_last:
-                item = handle.items.get()
-                if isinstance(item, BaseException):
-                    raise item
-                is_last = item.usage is not None
-                yield item
-        finally:
-            handle.ticket.abort()
+        request = GenerateRequest(
+            self._encode(prompt),
+            sampling or SamplingParams(),
+            namespace,
+            label=label,
+            scope_id=None if scope is None else scope.scope_id,
+        )
+        return self._checked(request)
 
     def _start(self, requests: Seq[GenerateRequest]) -> list[_Handle]:
+        if self._loop.is_own_thread:
+            raise RuntimeError("generate and stream would wait for the thread they are called in; use submit")
         handles: list[_Handle] = []
         try:
             for request in requests:
                 items: queue.SimpleQueue[OutputChunk | BaseException] = queue.SimpleQueue()
                 collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
                 handles.append(_Handle(items, collector, self.submit(request, items.put)))
-        except RadixrtError:
+        except BaseException:
             for handle in handles:
                 handle.ticket.abort()
             raise
         return handles
-
-    def _wait(self, handle: _Handle) -> GenerationOutput | BaseException:
-        try:
-            while True:
-                item = handle.items.get()
-                if isinstance(item, BaseException):
-                    return item
-                if handle.collector.add(item):
-                    return handle.collector.output()
-        finally:
-            handle.ticket.abort()  # also on Ctrl-C
 
     # -- checks of a request ------------------------------------------------------------------------------
 
@@ -269,7 +266,8 @@ class Engine:
                 "logprob_start needs prompt_logprobs", parameter="logprob_start", value=request.logprob_start
             )
         max_tokens = min(sampling.max_tokens, num_left)
-        num_most = len(prompt_ids) + max_tokens - 1  # the last token is never computed
+        # A sampled last token is never computed; one that the grammar forces may be.
+        num_most = len(prompt_ids) + max_tokens - (sampling.grammar is None)
         if not self._cache.fits_ever(num_most):
             raise NeverFits(
                 f"prompt and max_tokens must fit the pool of {self.config.num_kv_tokens} tokens, got {num_most}",
@@ -283,18 +281,23 @@ class Engine:
     # -- questions --------------------------------------------------------------------------------------
 
     def explain(self, prompt: Prompt, *, namespace: Namespace = DEFAULT_NAMESPACE) -> PrefixReport:
-        """Say how much of a prompt is cached now, and what stands where it stops."""
+        """Say how much of a prompt is cached now, what differs where it stops, and what was evicted."""
         token_ids = self._encode(prompt)
         if not token_ids:
             raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
         _check_ids("prompt", token_ids, self.config.num_token_ids)
-        found = self._loop.ask(lambda: self._cache.explain(namespace, token_ids))
-        return PrefixReport(
-            num_prompt_tokens=found.num_prompt_tokens,
-            num_cached_tokens=found.num_cached_tokens,
-            next_text=None if found.next_token_id is None else self.tokenizer.token_text(found.next_token_id),
-            cached_text=self.tokenizer.decode(found.cached_token_ids[:32]),
-        )
+        found, now_s = self._loop.explain(namespace, token_ids)
+        return PrefixReport.build(found, token_ids, tokenizer=self.tokenizer, now_s=now_s)
+
+    def scope(self, *, ttl_s: float = DEFAULT_SCOPE_TTL_S) -> Scope:
+        """Open a scope: prefixes of requests that name it are the last to be evicted until it is closed.
+
+        Args:
+            ttl_s: seconds after its last use at which it ends by itself, above 0.
+        """
+        if not ttl_s > 0:
+            raise InvalidRequest(f"ttl_s must be above 0, got {ttl_s}", parameter="ttl_s", value=ttl_s)
+        return self._loop.open_scope(ttl_s)
 
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""
@@ -399,6 +402,46 @@ class _Handle:
     ticket: Ticket
 
 
+def _wait(handle: _Handle) -> GenerationOutput | BaseException:
+    while True:
+        item = handle.items.get()
+        if isinstance(item, BaseException):
+            return item
+        if handle.collector.add(item):
+            return handle.collector.output()
+
+
+class ChunkStream(Iterator[OutputChunk]):
+    """The chunks of one request; ends after the last one, raises what ended it otherwise."""
+
+    def __init__(self, items: queue.SimpleQueue[OutputChunk | BaseException], ticket: Ticket) -> None:
+        self._items = items
+        self._ticket = ticket
+        self._is_done = False
+
+    def __next__(self) -> OutputChunk:
+        if self._is_done:
+            raise StopIteration
+        try:
+            item = self._items.get()
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        if isinstance(item, BaseException):
+            self._is_done = True
+            raise item
+        self._is_done = item.usage is not None
+        return item
+
+    def close(self) -> None:
+        """Abort the request, unless it is done."""
+        self._is_done = True
+        self._ticket.abort()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def _as_prompts(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompt, str):
         return [prompt], False
@@ -420,7 +463,11 @@ def _as_sampling(
 ) -> list[SamplingParams]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * num_prompts
-    if len(sampling) != num_prompts or not all(isinstance(item, SamplingParams) for item in sampling):
+    if (
+        not isinstance(sampling, Seq)
+        or len(sampling) != num_prompts
+        or not all(isinstance(item, SamplingParams) for item in sampling)
+    ):
         raise InvalidRequest(
             f"sampling must be one SamplingParams, or one per prompt ({num_prompts})",
             parameter="sampling",

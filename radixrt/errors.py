@@ -14,6 +14,7 @@ RadixrtError
 │   ├── DeviceError         a step failed on the device; only its sequences fail
 │   ├── GrammarDeadEnd      a constraint left no token to choose; only its sequence fails
 │   ├── RequestAborted      someone aborted the request that the caller waits for
+│   ├── DeadlineExceeded    the request was not done within its timeout_s
 │   └── EngineStopped       the engine was closed or died
 ├── ProgramError            raised in a program: carries line, call name and prompt so far
 └── InvariantViolation      a bug in radixrt; the engine stops
@@ -89,6 +90,10 @@ class GrammarDeadEnd(EngineError):
 
 class RequestAborted(EngineError):
     """The request was aborted while the caller waited for it."""
+
+
+class DeadlineExceeded(EngineError):
+    """The request was not done within its timeout_s."""
 
 
 class EngineStopped(EngineError):

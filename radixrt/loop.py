@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
 
 from radixrt.delivery import Delivery
 from radixrt.errors import (
@@ -24,11 +28,11 @@ from radixrt.errors import (
     first_line,
 )
 from radixrt.exec.runner import ModelRunner
-from radixrt.kv.cache import PrefixCache
+from radixrt.kv.cache import PrefixCache, PrefixExplanation
 from radixrt.metrics import EngineMetrics, EngineStats
 from radixrt.sched.plan import SequenceUpdate, StepPlan
 from radixrt.sched.scheduler import Scheduler
-from radixrt.types import FinishReason
+from radixrt.types import FinishReason, Namespace
 
 logger = logging.getLogger("radixrt")
 T = TypeVar("T")
@@ -48,21 +52,52 @@ class Ticket:
     abort: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """An open scope; a context manager.
+
+    Attributes:
+        scope_id: made by the engine, unique in it.
+        close: lets go of the prefixes at once. Does nothing the second time.
+    """
+
+    scope_id: int
+    close: Callable[[], None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class EngineLoop:
     """Own the thread. Invariant: every delivery in `_deliveries` gets exactly one last item."""
 
-    def __init__(self, runner: ModelRunner, cache: PrefixCache, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        scheduler: Scheduler,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
         self._metrics = EngineMetrics()
         self._deliveries: dict[int, Delivery] = {}
-        self._inbox: list[Callable[[], None]] = []
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._process_id = os.getpid()
         self._wake = threading.Condition()
         self._is_closing = False
         self._cause: BaseException | None = None  # why the loop died
         self._num_open = 0  # sequences submitted and not finished
         self._request_ids = itertools.count()
+        self._scope_ids = itertools.count()
         self._thread = threading.Thread(target=self._run, name="radixrt-engine", daemon=True)
         self._thread.start()
 
@@ -90,7 +125,9 @@ class EngineLoop:
         return Ticket(request_id, lambda: self._abort_later(request_id))
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Run a call in the loop's thread, between two steps, and give its answer."""
+        """Run a call in the loop's thread, between two steps (at once when called there), and give its answer."""
+        if self.is_own_thread:
+            return question()
         future: Future[T] = Future()
 
         def answer() -> None:
@@ -103,9 +140,31 @@ class EngineLoop:
             self._post(answer)
         return future.result()
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Tell whether the caller runs in the loop's thread, e.g. in a deliver callback."""
+        return threading.current_thread() is self._thread
+
     def stats(self) -> EngineStats:
         """Give the counters."""
         return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache))
+
+    def explain(self, namespace: Namespace, token_ids: tuple[int, ...]) -> tuple[PrefixExplanation, float]:
+        """Give the cache's explanation of a prompt, and the time."""
+        return self.ask(lambda: (self._cache.explain(namespace, token_ids), self._clock()))
+
+    def open_scope(self, ttl_s: float) -> Scope:
+        """Begin a scope that keeps the prefixes of its requests."""
+        scope_id = next(self._scope_ids)
+        with self._wake:
+            self._post(lambda: self._cache.scopes.open(scope_id, ttl_s=ttl_s, now_s=self._clock()))
+        return Scope(scope_id, lambda: self.close_scope(scope_id))
+
+    def close_scope(self, scope_id: int) -> None:
+        """Let go of a scope's prefixes; fine when the engine is closed."""
+        with self._wake:
+            if not self._is_closing:
+                self._post(lambda: self._cache.scopes.close(scope_id))
 
     def check(self) -> None:
         """Raise InvariantViolation unless every owner's invariants hold."""
@@ -116,11 +175,13 @@ class EngineLoop:
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
+        if not self.is_own_thread:
             self._thread.join()
 
     def _post(self, call: Callable[[], None]) -> None:
         """Put a call into the inbox (the lock is held)."""
+        if self._process_id != os.getpid():
+            raise EngineStopped("the engine belongs to the process that opened it, not to this fork of it")
         if self._is_closing:
             reason = f": {first_line(self._cause)}" if self._cause else ""
             raise EngineStopped(f"the engine is stopped{reason}") from self._cause
@@ -146,28 +207,36 @@ class EngineLoop:
 
     def _take_calls(self) -> bool:
         """Wait for work, make the calls of the inbox; give False when the loop shall end."""
+        if self._rest():
+            self._check()
         with self._wake:
-            has_rested = False
             while not (self._inbox or self._is_closing) and self._scheduler.is_idle:
-                timed_out = not self._wake.wait(None if has_rested else IDLE_CHECK_DELAY_S)
-                if timed_out and not has_rested:
-                    has_rested = True
-                    self._check()
-            calls, self._inbox = self._inbox, []
-            is_closing = self._is_closing
-        for call in calls:
-            call()
+                self._wake.wait()
+            num_calls, is_closing = len(self._inbox), self._is_closing
+        for _ in range(num_calls):
+            self._inbox.popleft()()  # one by one: if one raises, the others still wait to be told
         return not is_closing
 
+    def _rest(self) -> bool:
+        """Wait a while for work; tell whether there was none."""
+        with self._wake:
+            has_work = self._inbox or self._is_closing or not self._scheduler.is_idle
+            return not has_work and not self._wake.wait(IDLE_CHECK_DELAY_S)
+
     def _step(self) -> None:
-        plan = self._scheduler.plan()
+        started = self._clock()
+        for update in self._scheduler.expire(started):
+            self._deliver(update)
+        plan = self._scheduler.plan(started)
         if not plan.chunks:
-            if not plan.preempted:
+            if not plan.preempted and not self._scheduler.is_idle:
                 raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
             return
         for update in self._forward(plan):
             self._deliver(update)
-        self._metrics.observe_step(plan)
+        seconds = self._clock() - started
+        self._scheduler.observe(plan, seconds)
+        self._metrics.observe_step(plan, started_s=started, seconds=seconds)
         if self._scheduler.config.checks == "step":
             self._check()
 
@@ -196,22 +265,22 @@ class EngineLoop:
             return
         try:
             reason = delivery.push(update)
-        except Exception as error:  # noqa: BLE001 - the reader's fault or absence
+        except BaseException as error:  # noqa: BLE001 - the reader's fault or absence
             logger.warning("a reader failed, its request is aborted: %s", first_line(error))
-            delivery.is_done = True
+            delivery.is_done = True  # it is not called again
             self._close_request(request_id, error)
             return
         if reason is not None:
             self._scheduler.finish(update.sequence, reason)
         if delivery.is_done:
-            self._metrics.observe_finish(delivery.usage())
+            self._metrics.observe_finish(delivery.request, delivery.usage())
             self._forget(request_id)
 
     def _begin(self, request_id: int, delivery: Delivery) -> None:
         self._deliveries[request_id] = delivery
         for sequence in delivery.sequences:
             sequence.request_id = request_id
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, self._clock())
 
     def _abort(self, request_id: int) -> None:
         if request_id in self._deliveries:
@@ -223,10 +292,7 @@ class EngineLoop:
         for sequence in delivery.sequences:
             self._scheduler.finish(sequence, FinishReason.ABORT)
         self._forget(request_id)
-        try:
-            delivery.fail(error)
-        except Exception as failure:  # noqa: BLE001 - nobody is left to tell
-            logger.warning("a reader could not be told of %r: %s", error, first_line(failure))
+        _tell(delivery, error)
 
     def _forget(self, request_id: int) -> None:
         delivery = self._deliveries.pop(request_id)
@@ -238,15 +304,27 @@ class EngineLoop:
         self._runner.store.check()
 
     def _end(self) -> None:
-        """Tell everyone who waits; nothing is accepted from here on."""
+        """Tell everyone who waits; nothing is accepted from here on, and the owners are left as they are."""
         with self._wake:
             self._is_closing = True
-            calls, self._inbox = self._inbox, []
         stopped = EngineStopped("the engine was closed")
         if self._cause is not None:
             stopped = EngineStopped(f"the engine stopped: {first_line(self._cause)}")
             stopped.__cause__ = self._cause
-        for call in calls:  # submissions become deliveries, questions get their answers
-            call()
-        for request_id in list(self._deliveries):
-            self._close_request(request_id, stopped)
+        while self._inbox:
+            call = self._inbox.popleft()
+            try:
+                call()  # submissions become deliveries, questions get their answers
+            except BaseException as error:  # noqa: BLE001 - the next one still waits to be told
+                logger.error("a call failed while the engine stopped: %s", first_line(error))
+        for delivery in self._deliveries.values():
+            _tell(delivery, stopped)
+        self._deliveries.clear()
+
+
+def _tell(delivery: Delivery, error: BaseException) -> None:
+    """Give a reader its last item."""
+    try:
+        delivery.fail(error)
+    except BaseException as failure:  # noqa: BLE001 - nobody is left to tell
+        logger.warning("a reader could not be told of %r: %s", error, first_line(failure))

@@ -1,13 +1,92 @@
-"""Read-only observers of plans and results."""
+"""Read-only observers of plans, results and owners."""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from radixrt.kv.cache import PrefixCache
 from radixrt.sched.plan import StepPlan
 from radixrt.sched.scheduler import Scheduler
-from radixrt.types import Usage
+from radixrt.types import GenerateRequest, Usage
+
+MAX_NAMES = 256  # labels and namespaces that are counted apart, the most recently used ones
+SMALLEST_BUCKET_S = 1e-4
+NUM_BUCKETS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class HitCount:
+    """Prompt tokens of finished requests, and how many of them came from the cache."""
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def plus(self, usage: Usage) -> HitCount:
+        """Give the count with one more request. Pure."""
+        return HitCount(
+            self.num_requests + 1,
+            self.prompt_tokens + usage.prompt_tokens,
+            self.cached_tokens + usage.cached_tokens,
+        )
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens from the cache, 0 to 1."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Times by size: counts[b] = times below 0.1 ms * 2**b and not below half of that (the last: all longer)."""
+
+    counts: tuple[int, ...] = (0,) * NUM_BUCKETS
+
+    def plus(self, seconds: float) -> Histogram:
+        """Give the histogram with one more time. Pure."""
+        bucket = min(int(seconds / SMALLEST_BUCKET_S).bit_length(), NUM_BUCKETS - 1)
+        return Histogram((*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :]))
+
+    def quantile_s(self, share: float) -> float:
+        """Give an upper bound of the time that this share of all does not exceed, in s; 0 when there are none."""
+        wanted, seen = share * sum(self.counts), 0
+        for bucket, count in enumerate(self.counts):
+            seen += count
+            if seen >= wanted > 0:
+                return SMALLEST_BUCKET_S * float(2**bucket)
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The prefix cache since its start, and its pages now.
+
+    Attributes:
+        num_lookup_tokens: prompt tokens of all admissions; the next three say where they were found: whole pages of
+            the tree, a started page that was copied, another sample's pages.
+        evicted_pages: by reason: "room" or "cleared".
+        kv_waste: slots in allocated pages that hold nothing / all their slots, 0 to 1.
+        reuse_distances: counts[b] = page uses at a distance of [2**(b-1), 2**b) distinct pages (sampled).
+        num_first_uses: page uses that had no earlier one (sampled).
+    """
+
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_held_pages: int
+    num_scopes: int
+    num_broken_scopes: int
+    page_size: int
+    num_lookup_tokens: int
+    num_shared_tokens: int
+    num_copied_tokens: int
+    num_forked_tokens: int
+    evicted_pages: Mapping[str, int]
+    kv_waste: float
+    reuse_distances: tuple[int, ...]
+    num_first_uses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +94,10 @@ class EngineStats:
     """The engine's counters since its start, and its present load.
 
     prompt_tokens and the four after it count finished requests.
+
+    Attributes:
+        by_label, by_namespace: hits of finished requests, by call site and by namespace.
+        step_s, wait_s: times of steps, and from submission to admission.
     """
 
     num_steps: int
@@ -28,11 +111,12 @@ class EngineStats:
     forced_tokens: int
     output_tokens: int
     num_preemptions: int
-    num_evicted_pages: int
-    num_pages: int
-    num_free_pages: int
-    num_cached_pages: int
-    page_size: int
+    most_skips: int
+    by_label: Mapping[str, HitCount]
+    by_namespace: Mapping[str, HitCount]
+    step_s: Histogram
+    wait_s: Histogram
+    cache: CacheStats
 
     @property
     def hit_rate(self) -> float:
@@ -48,12 +132,22 @@ class EngineMetrics:
         self.num_step_tokens = 0
         self.num_finished_requests = 0
         self.total = Usage()
+        self.by_label: OrderedDict[str, HitCount] = OrderedDict()
+        self.by_namespace: OrderedDict[str, HitCount] = OrderedDict()
+        self.step_s = Histogram()
+        self.wait_s = Histogram()
 
-    def observe_step(self, plan: StepPlan) -> None:
+    def observe_step(self, plan: StepPlan, *, started_s: float, seconds: float) -> None:
+        """Take in one step: its work, its time, and how long those it admitted had waited."""
         self.num_steps += 1
         self.num_step_tokens += plan.num_tokens
+        self.step_s = self.step_s.plus(seconds)
+        for chunk in plan.chunks:
+            if chunk.is_first:
+                self.wait_s = self.wait_s.plus(started_s - chunk.sequence.submitted_at_s)
 
-    def observe_finish(self, usage: Usage) -> None:
+    def observe_finish(self, request: GenerateRequest, usage: Usage) -> None:
+        """Take in a finished request."""
         self.num_finished_requests += 1
         self.total = Usage(
             prompt_tokens=self.total.prompt_tokens + usage.prompt_tokens,
@@ -62,6 +156,9 @@ class EngineMetrics:
             forced_tokens=self.total.forced_tokens + usage.forced_tokens,
             output_tokens=self.total.output_tokens + usage.output_tokens,
         )
+        namespace = request.namespace
+        _count(self.by_label, request.label, usage)
+        _count(self.by_namespace, f"{namespace.salt or ''}|{namespace.adapter or ''}", usage)
 
     def stats(self, scheduler: Scheduler, cache: PrefixCache) -> EngineStats:
         """Give all counters at this moment."""
@@ -77,9 +174,54 @@ class EngineMetrics:
             forced_tokens=self.total.forced_tokens,
             output_tokens=self.total.output_tokens,
             num_preemptions=scheduler.num_preemptions,
-            num_evicted_pages=cache.num_evicted_pages,
-            num_pages=cache.pool.capacity,
-            num_free_pages=cache.pool.num_free,
-            num_cached_pages=cache.tree.num_pages,
-            page_size=cache.page_size,
+            most_skips=scheduler.most_skips,
+            by_label=dict(self.by_label),
+            by_namespace=dict(self.by_namespace),
+            step_s=self.step_s,
+            wait_s=self.wait_s,
+            cache=cache_stats(scheduler, cache),
         )
+
+
+def _count(counts: OrderedDict[str, HitCount], name: str, usage: Usage) -> None:
+    counts[name] = counts.get(name, HitCount()).plus(usage)
+    counts.move_to_end(name)
+    if len(counts) > MAX_NAMES:
+        counts.popitem(last=False)
+
+
+def cache_stats(scheduler: Scheduler, cache: PrefixCache) -> CacheStats:
+    """Give the prefix cache's counters at this moment. Cost: O(pages in use)."""
+    counters = cache.counters
+    return CacheStats(
+        num_pages=cache.pool.capacity,
+        num_free_pages=cache.pool.num_free,
+        num_cached_pages=cache.tree.num_pages,
+        num_held_pages=cache.scopes.num_held_pages,
+        num_scopes=len(cache.scopes),
+        num_broken_scopes=cache.scopes.num_broken,
+        page_size=cache.page_size,
+        num_lookup_tokens=counters.num_lookup_tokens,
+        num_shared_tokens=counters.num_shared_tokens,
+        num_copied_tokens=counters.num_copied_tokens,
+        num_forked_tokens=counters.num_forked_tokens,
+        evicted_pages=dict(counters.num_evicted_pages),
+        kv_waste=kv_waste(scheduler, cache),
+        reuse_distances=tuple(cache.reuse.counts),
+        num_first_uses=cache.reuse.num_first,
+    )
+
+
+def kv_waste(scheduler: Scheduler, cache: PrefixCache) -> float:
+    """Give the share of slots in allocated pages that hold nothing, 0 to 1. Cost: O(pages in use)."""
+    num_allocated = cache.pool.capacity - cache.pool.num_free
+    if num_allocated == 0:
+        return 0.0
+    filled: Counter[int] = Counter()
+    runs = [(node.pages, node.num_tokens) for node in cache.tree.nodes()]
+    runs += [(item.lease.pages, item.num_computed) for item in scheduler.running if item.lease is not None]
+    for pages, num_tokens in runs:
+        for index, page in enumerate(pages):
+            num_here = min(max(num_tokens - index * cache.page_size, 0), cache.page_size)
+            filled[page] = max(filled[page], num_here)
+    return 1 - filled.total() / (num_allocated * cache.page_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,6 +55,19 @@ class GrammarSpec:
     text: str
     whitespace: Literal["compact", "flexible"] = "compact"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, GrammarKind):
+            raise InvalidRequest(
+                f"kind must be a GrammarKind, got {self.kind!r}", parameter="kind", value=self.kind
+            )
+        _check_text("grammar", self.text)
+        if self.whitespace not in ("compact", "flexible"):
+            raise InvalidRequest(
+                f'whitespace must be "compact" or "flexible", got {self.whitespace!r}',
+                parameter="whitespace",
+                value=self.whitespace,
+            )
+
     @classmethod
     def json_schema(
         cls, schema: Mapping[str, Any] | bool, *, whitespace: Literal["compact", "flexible"] = "compact"
@@ -66,12 +78,6 @@ class GrammarSpec:
                 f"schema must be a mapping or a boolean, got {type(schema).__name__}",
                 parameter="grammar",
                 value=schema,
-            )
-        if whitespace not in ("compact", "flexible"):
-            raise InvalidRequest(
-                f'whitespace must be "compact" or "flexible", got {whitespace!r}',
-                parameter="whitespace",
-                value=whitespace,
             )
         return cls(GrammarKind.JSON_SCHEMA, _dump(schema), whitespace)
 
@@ -260,8 +266,17 @@ def _check_int(parameter: str, value: object, low: int, high: int) -> None:
         )
 
 
+def _check_type(parameter: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind) or (kind is Sequence and isinstance(value, str | bytes)):
+        raise InvalidRequest(
+            f"{parameter} must be a {kind.__name__}, got {type(value).__name__}",
+            parameter=parameter,
+            value=value,
+        )
+
+
 def _check_number(parameter: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         bracket = "(" if open_low else "["
         raise InvalidRequest(
@@ -300,6 +315,15 @@ class Namespace:
     salt: str | None = None
     adapter: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("salt", "adapter"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidRequest(
+                    f"{name} must be a string or None, got {getattr(self, name)!r}",
+                    parameter=name,
+                    value=getattr(self, name),
+                )
+
 
 DEFAULT_NAMESPACE = Namespace()
 
@@ -312,18 +336,43 @@ class GenerateRequest:
         prompt_ids: at least one token id, each in [0, vocab_size).
         sampling: how to choose tokens.
         namespace: whose prefix cache to use.
-        priority: larger is more urgent; only the `priority` policy reads it.
+        priority: larger is more urgent; only the `priority` policies read it.
+        latency_class: "latency" requests have the engine's ttft_ms and tpot_ms targets, "throughput" ones have
+            none and fill what is left.
         logprob_start: first prompt position whose logprob is wanted (prompt_logprobs); at least 1 has a value.
             Only positions before it can be served from the prefix cache.
-        label: a name for reports, e.g. the call's name in a program.
+        label: a name for reports, e.g. the call's name in a program; output lengths are learned per label.
+        scope_id: an open scope of the engine that keeps this request's prefix.
+        timeout_s: seconds after which the request ends with DeadlineExceeded; None = never.
     """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     namespace: Namespace = DEFAULT_NAMESPACE
     priority: int = 0
+    latency_class: Literal["latency", "throughput"] = "latency"
     logprob_start: int = 0
     label: str = ""
+    scope_id: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_type("prompt", self.prompt_ids, Sequence)
+        _check_type("sampling", self.sampling, SamplingParams)
+        _check_type("namespace", self.namespace, Namespace)
+        _check_type("label", self.label, str)
+        _check_int("priority", self.priority, -(1 << 31), (1 << 31) - 1)
+        _check_int("logprob_start", self.logprob_start, 0, (1 << 31) - 1)
+        if self.latency_class not in ("latency", "throughput"):
+            raise InvalidRequest(
+                f'latency_class must be "latency" or "throughput", got {self.latency_class!r}',
+                parameter="latency_class",
+                value=self.latency_class,
+            )
+        if self.scope_id is not None:
+            _check_int("scope_id", self.scope_id, 0, (1 << 63) - 1)
+        if self.timeout_s is not None:
+            _check_number("timeout_s", self.timeout_s, 0.0, 1e9, open_low=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,11 +96,11 @@ def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:
 
 def _sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
     draw = uniform(sequence.seed, sequence.sample_index, sequence.num_total)
-    if sequence.matcher is None:
+    if sequence.constraint is None:
         return SampleRow(sequence, draw, None, _banned(sequence, vocab_size))
     mask = np.zeros(-(-vocab_size // MASK_WORD_BITS), dtype=np.int32)
     try:
-        sequence.matcher.fill_mask(mask)
+        sequence.constraint.matcher.fill_mask(mask)
     except GrammarDeadEnd as error:
         return SampleRow(sequence, draw, mask, (), error)
     if sequence.allows_end:  # the ends are allowed exactly when the text so far is complete

@@ -129,7 +129,8 @@ def _filter_row(weights: torch.Tensor, row: SampleRow) -> torch.Tensor:
     kept = ordered[:num_kept]
     if row.sampling.top_p < 1:
         before = kept.cumsum(0) - kept
-        kept = kept[before < row.sampling.top_p * kept.sum()]
+        num_kept = max(int((before < row.sampling.top_p * kept.sum()).sum()), 1)  # the likeliest always stays
+        kept = kept[:num_kept]
     result = torch.zeros_like(weights)
     result[order[: len(kept)]] = kept
     return result

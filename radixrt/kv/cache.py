@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
+from radixrt.kv.history import EvictionLog, EvictionRecord
 from radixrt.kv.pool import PageCopy, PagePool
-from radixrt.kv.radix import PrefixMatch, RadixTree, pack
+from radixrt.kv.radix import TOKEN_BYTES, PrefixMatch, RadixTree, pack
+from radixrt.kv.reuse import ReuseDistances
+from radixrt.kv.scopes import Scopes
 from radixrt.types import Namespace, TokenIds
+
+MAX_SCOPE_SHARE = 0.5  # of the pool
 
 
 class PageLease:
@@ -46,18 +51,44 @@ class PrefixExplanation:
         num_cached_tokens: tokens that a request with this prompt would take from the cache now.
         next_token_id: the prompt's first token after the longest match, None when all of it is cached.
         cached_token_ids: what the cache holds after the match in place of it (the nearest continuation).
+        num_pages, partial_page: where the match lies: whole pages, and a page to copy a start from or None.
+        num_unbounded_tokens: what would be cached if nothing had been evicted lately.
+        eviction: what took the difference, or None.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     next_token_id: int | None
     cached_token_ids: tuple[int, ...]
+    num_pages: int
+    partial_page: int | None
+    num_unbounded_tokens: int
+    eviction: EvictionRecord | None
+
+
+class CacheCounters:
+    """What the cache has done since its start.
+
+    Attributes:
+        num_lookup_tokens: prompt tokens of all admissions.
+        num_shared_tokens: of these, found in whole pages of the tree.
+        num_copied_tokens: found in a started page, which was copied.
+        num_forked_tokens: taken from another sample's lease.
+        num_evicted_pages: by reason, "room" or "cleared".
+    """
+
+    def __init__(self) -> None:
+        self.num_lookup_tokens = 0
+        self.num_shared_tokens = 0
+        self.num_copied_tokens = 0
+        self.num_forked_tokens = 0
+        self.num_evicted_pages: Counter[str] = Counter()
 
 
 class PrefixCache:
-    """Own the pool, the tree and the live leases.
+    """Own the pool, the tree, the live leases and the scopes.
 
-    Invariants: for every page, refs == live leases that hold it + times the tree names it.
+    Invariants: for every page, refs == live leases that hold it + scopes that hold it + times the tree names it.
 
     Args:
         num_pages: pages of the pool, padding included.
@@ -72,8 +103,11 @@ class PrefixCache:
         self.is_enabled = is_enabled
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(self.pool, page_size=page_size, eviction_key=POLICIES[eviction])
-        self.num_evicted_pages = 0
-        self.version = 0  # grows whenever a lookup may give something else
+        self.scopes = Scopes(self.pool, max_pages=int(self.pool.capacity * MAX_SCOPE_SHARE))
+        self.counters = CacheCounters()
+        self.reuse = ReuseDistances(page_size * TOKEN_BYTES)
+        self.now_s = 0.0  # told by the scheduler, for scopes and the log
+        self._log = EvictionLog()
         self._leases: set[PageLease] = set()
         self._leased: Counter[int] = Counter()
 
@@ -86,6 +120,11 @@ class PrefixCache:
     def fits_ever(self, num_tokens: int) -> bool:
         """Tell whether an empty pool could hold a sequence this long. Pure."""
         return self.num_pages_for(num_tokens) <= self.pool.capacity
+
+    @property
+    def num_leased_pages(self) -> int:
+        """Distinct pages that live leases hold."""
+        return len(self._leased)
 
     @property
     def num_obtainable_pages(self) -> int:
@@ -105,48 +144,70 @@ class PrefixCache:
         return self.tree.lookup(namespace, token_ids.tobytes(), max_tokens=limit)
 
     def explain(self, namespace: Namespace, token_ids: TokenIds) -> PrefixExplanation:
-        """Say how far a prompt would hit and what differs there. Changes: nothing."""
+        """Say how far a prompt would hit, what differs there and what was evicted. Changes: nothing."""
         tokens = pack(token_ids)
-        longest = self.tree.lookup(namespace, tokens, max_tokens=len(token_ids)).num_tokens
-        num_cached = min(longest, len(token_ids) - 1) if self.is_enabled else 0
+        match = self.tree.lookup(namespace, tokens, max_tokens=len(token_ids))
+        longest = match.num_tokens
+        limit = len(token_ids) - 1 if self.is_enabled else 0
+        unbounded, eviction = self._log.longest(namespace, tokens, min_tokens=longest)
         return PrefixExplanation(
             num_prompt_tokens=len(token_ids),
-            num_cached_tokens=num_cached,
+            num_cached_tokens=min(longest, limit),
             next_token_id=token_ids[longest] if longest < len(token_ids) else None,
             cached_token_ids=tuple(self.tree.continuation(namespace, tokens)),
+            num_pages=len(match.pages),
+            partial_page=match.partial_page,
+            num_unbounded_tokens=min(unbounded, limit),
+            eviction=eviction,
         )
 
     # -- leases -----------------------------------------------------------------------------------------
 
-    def admit(self, match: PrefixMatch, *, num_tokens: int) -> PageLease | None:
+    def admit(self, match: PrefixMatch, *, num_tokens: int, label: str = "") -> PageLease | None:
         """Lease pages for num_tokens, the matched ones shared; None = not now, and nothing changed.
 
         A partial match becomes `lease.pending_copy`, to be carried out before the step writes; it is given up
         when the pool cannot hold the page to copy from beside the sequence's own.
+        Args:
+            label: of the request, for the log of what had to go.
         Changes: references; evicts when the free list is too short.
         """
         pages = list(match.pages)
-        lease = self._lease(pages, match.partial_page, match.num_partial_tokens, num_tokens)
+        lease = self._lease(pages, match.partial_page, match.num_partial_tokens, num_tokens, label)
         if lease is None and match.partial_page is not None:
-            lease = self._lease(pages, None, 0, num_tokens)
+            lease = self._lease(pages, None, 0, num_tokens, label)
+        if lease is not None:
+            num_copied = lease.pending_copy.num_tokens if lease.pending_copy else 0
+            self.counters.num_copied_tokens += num_copied
+            self.counters.num_shared_tokens += lease.num_shared_tokens - num_copied
         return lease
 
-    def fork(self, lease: PageLease, *, num_shared_tokens: int, num_tokens: int) -> PageLease | None:
+    def fork(
+        self, lease: PageLease, *, num_shared_tokens: int, num_tokens: int, label: str = ""
+    ) -> PageLease | None:
         """Lease pages for num_tokens that share the first num_shared_tokens of another lease; None = not now.
 
         Whole pages are shared by reference, the started one is copied.
         """
         num_whole, num_partial = divmod(num_shared_tokens, self.page_size)
         partial_page = lease.pages[num_whole] if num_partial else None
-        return self._lease(lease.pages[:num_whole], partial_page, num_partial, num_tokens)
+        child = self._lease(lease.pages[:num_whole], partial_page, num_partial, num_tokens, label)
+        if child is not None:
+            self.counters.num_forked_tokens += num_shared_tokens
+        return child
 
     def _lease(
-        self, shared: list[int], partial_page: int | None, num_partial_tokens: int, num_tokens: int
+        self,
+        shared: list[int],
+        partial_page: int | None,
+        num_partial_tokens: int,
+        num_tokens: int,
+        label: str,
     ) -> PageLease | None:
         # Retain first: what is shared must not be evicted to make room for the rest.
         held = shared + ([partial_page] if partial_page is not None else [])
         self._retain(held)
-        fresh = self._obtain(self.num_pages_for(num_tokens) - len(shared))
+        fresh = self._obtain(self.num_pages_for(num_tokens) - len(shared), label)
         if fresh is None:
             self._release(held)
             return None
@@ -158,9 +219,9 @@ class PrefixCache:
         self._leases.add(lease)
         return lease
 
-    def grow(self, lease: PageLease, *, num_tokens: int) -> bool:
+    def grow(self, lease: PageLease, *, num_tokens: int, label: str = "") -> bool:
         """Append pages until the lease holds num_tokens; False = not now, and nothing changed."""
-        fresh = self._obtain(self.num_pages_for(num_tokens) - len(lease.pages))
+        fresh = self._obtain(self.num_pages_for(num_tokens) - len(lease.pages), label)
         if fresh is None:
             return False
         lease.pages += fresh
@@ -183,9 +244,12 @@ class PrefixCache:
     # -- prefixes ---------------------------------------------------------------------------------------
 
     def touch(self, namespace: Namespace, token_ids: array[int]) -> None:
-        """Count a use of the cached prefix of token_ids."""
+        """Count a use of the cached prefix of token_ids, and of its pages' distances."""
+        self.counters.num_lookup_tokens += len(token_ids)
         if self.is_enabled:
-            self.tree.touch(namespace, token_ids.tobytes())
+            tokens = token_ids.tobytes()
+            self.tree.touch(namespace, tokens)
+            self.reuse.observe(namespace, tokens)
 
     def publish(
         self, lease: PageLease, namespace: Namespace, token_ids: array[int], *, priority: int = 0
@@ -197,31 +261,46 @@ class PrefixCache:
         if self.is_enabled and len(token_ids):
             pages = lease.pages[: self.num_pages_for(len(token_ids))]
             self.tree.insert(namespace, token_ids.tobytes(), pages, priority=priority)
-            self.version += 1
+
+    def demote(self, namespace: Namespace, token_ids: array[int]) -> None:
+        """Let the pages at the end of token_ids go before all others."""
+        if self.is_enabled:
+            self.tree.demote(namespace, token_ids.tobytes())
+
+    def hold(self, scope_id: int, namespace: Namespace, token_ids: array[int]) -> None:
+        """Let an open scope hold the cached whole pages of token_ids."""
+        if self.is_enabled and scope_id in self.scopes:
+            match = self.tree.lookup(namespace, token_ids.tobytes(), max_tokens=len(token_ids))
+            self.scopes.hold(scope_id, match.pages, now_s=self.now_s)
 
     def clear(self) -> int:
         """Evict everything that only the tree holds; give how many pages became free."""
-        return self._evict(self.tree.num_pages)
+        return self._evict(self.tree.num_pages, reason="cleared", label="")
 
     # -- pages ------------------------------------------------------------------------------------------
 
-    def _obtain(self, num_pages: int) -> list[int] | None:
+    def _obtain(self, num_pages: int, label: str) -> list[int] | None:
         if num_pages <= 0:
             return []
         if num_pages > self.num_obtainable_pages:
             return None
-        missing = num_pages - self.pool.num_free
-        if missing > 0:
-            self._evict(missing)
-        pages = self.pool.allocate(num_pages)
-        if pages is not None:
-            self._leased.update(pages)
+        pages = None
+        while pages is None:
+            missing = num_pages - self.pool.num_free
+            if missing > 0:
+                self._evict(missing, reason="room", label=label)
+            pages = self.pool.allocate(num_pages)
+            if pages is None and not self.scopes.break_oldest():
+                return None
+        self._leased.update(pages)
         return pages
 
-    def _evict(self, num_pages: int) -> int:
-        num_freed = self.tree.evict(num_pages)
-        self.num_evicted_pages += num_freed
-        self.version += 1
+    def _evict(self, num_pages: int, *, reason: str, label: str) -> int:
+        num_freed = 0
+        for eviction in self.tree.evict(num_pages):
+            num_freed += eviction.num_pages
+            self._log.add(eviction, at_s=self.now_s, reason=reason, label=label)
+        self.counters.num_evicted_pages[reason] += num_freed
         return num_freed
 
     def _retain(self, pages: list[int]) -> None:
@@ -240,12 +319,13 @@ class PrefixCache:
         """Raise InvariantViolation unless every reference has an owner. Cost: O(pages + nodes)."""
         self.pool.check()
         self.tree.check()
+        self.scopes.check()
         leased: Counter[int] = Counter()
         for lease in self._leases:
             leased.update(lease.held_pages)
         if leased != self._leased:
             raise InvariantViolation("the count of leased pages differs from the leases")
-        owners = leased + Counter(self.tree.pages())
+        owners = leased + self.scopes.owners() + Counter(self.tree.pages())
         for page in range(self.pool.num_pages):
             if self.pool.refs[page] != owners[page]:
                 raise InvariantViolation(

@@ -1,7 +1,7 @@
 """Which leaf of the radix tree loses its tail first: a key per policy, smallest first.
 
-Keys only grow while a node lives, so the tree's queue may hold stale (too small) keys and correct them when
-they come up. A counter stands for time.
+Keys grow while a node lives, so the tree's queue may hold stale (too small) keys and correct them when they come up;
+only a demotion makes one smaller. A counter stands for time.
 """
 
 from __future__ import annotations

@@ -74,6 +74,22 @@ class PrefixMatch:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A leaf that lost its tail.
+
+    Attributes:
+        tokens: packed tokens from the root to the leaf's former end.
+        num_kept_tokens: how many of them are still cached.
+        num_pages: pages that became free.
+    """
+
+    namespace: Namespace
+    tokens: bytes
+    num_kept_tokens: int
+    num_pages: int
+
+
 class RadixNode:
     """A run of pages. Invariants: the first min(page, all) packed tokens are its key in the parent;
     len(pages) == ceil(num_tokens / page_size); only a leaf's last page may be partly filled."""
@@ -82,12 +98,12 @@ class RadixNode:
         "child_keys",
         "children",
         "created",
-        "is_queued",
         "last_used",
         "num_hits",
         "pages",
         "parent",
         "priority",
+        "queued_key",
         "tokens",
     )
 
@@ -101,7 +117,7 @@ class RadixNode:
         self.last_used = created
         self.num_hits = 0
         self.priority = 0
-        self.is_queued = False
+        self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
 
     @property
     def num_tokens(self) -> int:
@@ -124,6 +140,7 @@ class RadixTree:
         self._eviction_key = eviction_key
         self._counter = 0
         self._roots: dict[Namespace, RadixNode] = {}
+        self._namespaces: dict[RadixNode, Namespace] = {}  # of the roots
         self._queue: list[tuple[EvictionKey, int, RadixNode]] = []  # heap; keys may be stale, never too large
         self._num_queued = 0  # breaks ties, so that nodes are never compared
 
@@ -212,36 +229,49 @@ class RadixTree:
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = RadixNode(None, b"", [], created=self._counter)
+            self._namespaces[node] = namespace
         start = 0
         while start < len(tokens):
-            rest = tokens[start:] if start else tokens
-            rest_pages = pages[start // self._page_bytes :]
-            child, num_common = self._best_child(node, rest[: self._page_bytes])
-            if child is None or not self._shares_key(child, rest, num_common):
-                self._add_leaf(node, rest, list(rest_pages), priority=priority)
+            num_left = (len(tokens) - start) // TOKEN_BYTES
+            child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None or not self._shares_key(child, num_left, num_common):
+                rest_pages = list(pages[start // self._page_bytes :])
+                self._add_leaf(node, tokens[start:], rest_pages, priority=priority)
                 return
             child.last_used = self._counter
             child.priority = max(child.priority, priority)
-            num_common = num_common_tokens(child.tokens, rest[: len(child.tokens)])
-            if num_common == child.num_tokens and num_common % self.page_size == 0:
-                if child.children or len(rest) == len(child.tokens):
-                    node, start = child, start + len(child.tokens)
-                    continue
-                self._extend_leaf(child, rest, rest_pages)
-                return
+            num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
+            is_inner = child.children or num_left == child.num_tokens
+            if num_common == child.num_tokens and num_common % self.page_size == 0 and is_inner:
+                node, start = child, start + len(child.tokens)
+                continue
             if num_common == child.num_tokens:
-                self._extend_leaf(child, rest, rest_pages)
+                self._extend_leaf(child, tokens[start:], pages[start // self._page_bytes :])
                 return
-            if num_common * TOKEN_BYTES == len(rest):
+            if num_common == num_left:
                 return  # the tree already holds all of it
             # Divergence inside the child: whole pages stay above, both continuations go below.
             node = self._split(child, num_common // self.page_size)
             start += len(node.tokens)
 
-    def _shares_key(self, child: RadixNode, rest: bytes, num_common: int) -> bool:
-        """Tell whether `rest` belongs on the child's path: same first page, or one is a prefix of the other."""
-        key_tokens = min(child.num_tokens, self.page_size)
-        return num_common in (key_tokens, len(rest) // TOKEN_BYTES)
+    def _shares_key(self, child: RadixNode, num_left: int, num_common: int) -> bool:
+        """Tell whether a run of num_left tokens belongs on the child's path.
+
+        They share the first page, or one of them is a prefix of the other.
+        """
+        return num_common in (min(child.num_tokens, self.page_size), num_left)
+
+    def demote(self, namespace: Namespace, tokens: bytes) -> None:
+        """Make the leaf at the end of `tokens`, if there is one, the first to go under lru."""
+        node, start = self._roots.get(namespace), 0
+        while node is not None and start < len(tokens):
+            child, _ = self._best_child(node, tokens[start : start + self._page_bytes])
+            if child is None or tokens[start : start + len(child.tokens)] != child.tokens:
+                return
+            node, start = child, start + len(child.tokens)
+        if node is not None and node.parent is not None and not node.children:
+            node.last_used = 0
+            self._enqueue(node)
 
     def _add_leaf(self, parent: RadixNode, tokens: bytes, pages: list[int], *, priority: int) -> None:
         leaf = RadixNode(parent, tokens, pages, created=self._counter)
@@ -299,50 +329,63 @@ class RadixTree:
 
     # -- evicting ---------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> int:
+    def evict(self, num_pages: int) -> list[Eviction]:
         """Free up to num_pages pages that only the tree holds, from the tails of leaves in policy order.
 
-        Returns: how many pages became free.
-        Cost: O((num_pages + leaves held by leases) * log leaves).
+        Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
+        Cost: O((num_pages + leaves held by others) * log leaves), and the length of the paths that are cut.
         """
         num_freed = 0
+        evictions: list[Eviction] = []
         held: list[RadixNode] = []
         while num_freed < num_pages and self._queue:
             key, _, node = heapq.heappop(self._queue)
-            node.is_queued = False
+            if key != node.queued_key:
+                continue  # it was queued again under a smaller key
+            node.queued_key = None
             if node.children or node.parent is None:
                 continue  # no longer a leaf: it comes back when its last child goes
             if key != self._eviction_key(node):
                 self._enqueue(node)
                 continue
-            num_freed += self._truncate(node, num_pages - num_freed)
+            if (eviction := self._truncate(node, num_pages - num_freed)) is not None:
+                evictions.append(eviction)
+                num_freed += eviction.num_pages
             if node.pages:
                 held.append(node)
             else:
                 self._remove(node)
         for node in held:
             self._enqueue(node)
-        return num_freed
+        return evictions
 
-    def _truncate(self, leaf: RadixNode, max_pages: int) -> int:
-        """Drop pages that only the tree holds from a leaf's tail; give how many."""
+    def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction | None:
+        """Drop pages that only the tree holds from a leaf's tail; None when there are none."""
+        refs = self.pool.refs
         num_kept = len(leaf.pages)
-        while (
-            num_kept
-            and len(leaf.pages) - num_kept < max_pages
-            and self.pool.refs[leaf.pages[num_kept - 1]] == 1
-        ):
+        while num_kept and len(leaf.pages) - num_kept < max_pages and refs[leaf.pages[num_kept - 1]] == 1:
             num_kept -= 1
         dropped = leaf.pages[num_kept:]
-        if dropped:
-            if num_kept == 0:
-                assert leaf.parent is not None
-                self._unlink(leaf.parent, leaf)
-            leaf.pages = leaf.pages[:num_kept]
-            leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
-            self.pool.release(dropped)
-            self.num_pages -= len(dropped)
-        return len(dropped)
+        if not dropped:
+            return None
+        namespace, path = self._path(leaf)
+        if num_kept == 0:
+            assert leaf.parent is not None
+            self._unlink(leaf.parent, leaf)
+        num_lost_bytes = len(leaf.tokens) - num_kept * self._page_bytes
+        leaf.pages = leaf.pages[:num_kept]
+        leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
+        self.pool.release(dropped)
+        self.num_pages -= len(dropped)
+        return Eviction(namespace, path, (len(path) - num_lost_bytes) // TOKEN_BYTES, len(dropped))
+
+    def _path(self, node: RadixNode) -> tuple[Namespace, bytes]:
+        """Give a node's namespace and its packed tokens from the root on."""
+        runs: list[bytes] = []
+        while node.parent is not None:
+            runs.append(node.tokens)
+            node = node.parent
+        return self._namespaces[node], b"".join(reversed(runs))
 
     def _remove(self, leaf: RadixNode) -> None:
         """Forget an emptied leaf; its parent may become a leaf, an empty root goes."""
@@ -353,13 +396,15 @@ class RadixTree:
         if parent.parent is not None:
             self._enqueue(parent)
         else:
-            self._roots = {name: root for name, root in self._roots.items() if root is not parent}
+            del self._roots[self._namespaces.pop(parent)]
 
     def _enqueue(self, node: RadixNode) -> None:
-        if not node.is_queued:
+        """Queue a leaf, unless it is queued under a key that is not too large."""
+        key = self._eviction_key(node)
+        if node.queued_key is None or key < node.queued_key:
             self._num_queued += 1
-            node.is_queued = True
-            heapq.heappush(self._queue, (self._eviction_key(node), self._num_queued, node))
+            node.queued_key = key
+            heapq.heappush(self._queue, (key, self._num_queued, node))
 
     # -- checking ---------------------------------------------------------------------------------------
 
@@ -379,7 +424,7 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold. Cost: O(nodes + pages)."""
-        queued = {id(node) for _, _, node in self._queue}
+        queued = {id(node) for key, _, node in self._queue if key == node.queued_key}
         num_pages = 0
         for node in self.nodes():
             num_pages += len(node.pages)
@@ -388,7 +433,7 @@ class RadixTree:
                 raise InvariantViolation(f"{where}: tokens and pages disagree")
             if node.children and node.num_tokens % self.page_size:
                 raise InvariantViolation(f"{where}: an inner node ends inside a page")
-            if not node.children and not (node.is_queued and id(node) in queued):
+            if not node.children and (node.queued_key is None or id(node) not in queued):
                 raise InvariantViolation(f"{where}: a leaf is missing from the eviction queue")
             if any(self.pool.refs[page] < 1 for page in node.pages):
                 raise InvariantViolation(f"{where}: names a free page")

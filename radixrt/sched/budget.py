@@ -18,8 +18,3 @@ def split_tokens(sequences: Iterable[Sequence], max_tokens: int) -> dict[Sequenc
         shares[sequence] = min(sequence.num_pending, max_tokens)
         max_tokens -= shares[sequence]
     return shares
-
-
-def leaves_headroom(*, num_needed_pages: int, num_obtainable_pages: int, num_running: int) -> bool:
-    """Tell whether an admission leaves one page for each running sequence to grow into. Pure."""
-    return num_running == 0 or num_needed_pages + num_running <= num_obtainable_pages

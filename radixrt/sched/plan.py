@@ -16,6 +16,7 @@ class Chunk:
 
     Attributes:
         wants_sample: the chunk ends at the last known token, whose row of logits gives the next one.
+        is_first: the sequence was admitted in this step.
         scored: positions of known tokens whose logprob is wanted; the row before each one lies in the chunk.
     """
 
@@ -24,6 +25,7 @@ class Chunk:
     num_tokens: int
     wants_sample: bool
     scored: range
+    is_first: bool = False
 
     @property
     def stop(self) -> int:

@@ -1,65 +1,66 @@
-"""Who is admitted first: pure functions that order the waiting list.
+"""Who is admitted first: pure keys that order the waiting list, smallest first.
 
-All policies share one bound: a request that was passed over in max_skips steps stands before everything that
-arrived later, whatever the policy prefers.
+All fair policies share one bound: a request that was passed over in max_skips steps stands before everything that
+arrived later, whatever the policy prefers. The unfair ones are there to be measured against.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from radixrt.kv.radix import PrefixMatch
 from radixrt.sched.sequence import Sequence
+
+OrderKey = tuple[int | bytes, ...]
+
+
+def fcfs(sequence: Sequence, num_cached_pages: int, tokens: bytes) -> OrderKey:
+    """First come, first served."""
+    return (sequence.arrival,)
+
+
+def cache_aware(sequence: Sequence, num_cached_pages: int, tokens: bytes) -> OrderKey:
+    """Most cached pages first, then oldest: equal to fcfs where nothing is shared.
+
+    Whole pages: the few tokens that any two prompts share by accident do not count.
+    """
+    return (-num_cached_pages, sequence.arrival)
+
+
+def priority(sequence: Sequence, num_cached_pages: int, tokens: bytes) -> OrderKey:
+    """Largest request priority first, then oldest."""
+    return (-sequence.request.priority, sequence.arrival)
+
+
+def random(sequence: Sequence, num_cached_pages: int, tokens: bytes) -> OrderKey:
+    """In an order that depends on nothing but the arrival's number."""
+    return (zlib.crc32(sequence.arrival.to_bytes(8, "little")), sequence.arrival)
+
+
+def dfs(sequence: Sequence, num_cached_pages: int, tokens: bytes) -> OrderKey:
+    """In the order of the tokens: branch after branch of the tree."""
+    return (tokens, sequence.arrival)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A waiting sequence with its cached prefix."""
+class Policy:
+    """An order of the waiting list.
 
-    sequence: Sequence
-    match: PrefixMatch
+    Attributes:
+        key: smallest first; never smaller for fewer cached pages.
+        is_fair: max_skips holds.
+    """
 
-    @property
-    def num_cached_pages(self) -> int:
-        """Whole pages saved; the few tokens that any two prompts share by accident do not count."""
-        return len(self.match.pages)
-
-
-OrderKey = tuple[int, ...]
+    key: Callable[[Sequence, int, bytes], OrderKey]
+    is_fair: bool = True
 
 
-def fcfs(candidate: Candidate) -> OrderKey:
-    """First come, first served."""
-    return (candidate.sequence.arrival,)
-
-
-def cache_aware(candidate: Candidate) -> OrderKey:
-    """Most cached pages first, then oldest: equal to fcfs where nothing is shared."""
-    return (-candidate.num_cached_pages, candidate.sequence.arrival)
-
-
-def priority(candidate: Candidate) -> OrderKey:
-    """Largest request priority first, then oldest."""
-    return (-candidate.sequence.request.priority, candidate.sequence.arrival)
-
-
-POLICIES: dict[str, Callable[[Candidate], OrderKey]] = {
-    "fcfs": fcfs,
-    "cache_aware": cache_aware,
-    "priority": priority,
+POLICIES: dict[str, Policy] = {
+    "cache_aware": Policy(cache_aware),
+    "fcfs": Policy(fcfs),
+    "priority": Policy(priority),
+    "random": Policy(random),
+    "dfs": Policy(dfs),
+    "longest_prefix": Policy(cache_aware, is_fair=False),
 }
-
-
-def is_urgent(sequence: Sequence, max_skips: int) -> bool:
-    """Tell whether nothing that arrived later may pass this sequence any more. Pure."""
-    return sequence.num_skips >= max_skips
-
-
-def order(candidates: Seq[Candidate], policy: str, *, max_skips: int) -> list[Candidate]:
-    """Give the candidates in the order of admission. Pure."""
-    key = POLICIES[policy]
-    urgent = [item for item in candidates if is_urgent(item.sequence, max_skips)]
-    others = [item for item in candidates if not is_urgent(item.sequence, max_skips)]
-    return sorted(urgent, key=fcfs) + sorted(others, key=key)

@@ -1,160 +1,256 @@
 """Scheduler: plan(step) and commit(step) over one waiting and one running list.
 
 There are no prefill and decode phases: running sequences first (decodes before prefill chunks), then admissions,
-all in one token budget. plan and commit are the only places that change sequences and leases.
+all in one token budget. plan and commit are the only places that change sequences and leases. No clock is read
+here: plan is told the time, so that the same code runs in a simulator.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable
+
 from radixrt.config import SchedConfig
-from radixrt.errors import GrammarDeadEnd, InvariantViolation
+from radixrt.errors import DeadlineExceeded, GrammarDeadEnd, InvariantViolation
 from radixrt.kv.cache import PageLease, PrefixCache
-from radixrt.kv.radix import PrefixMatch, num_common_tokens
-from radixrt.sched import policy
-from radixrt.sched.budget import leaves_headroom, split_tokens
+from radixrt.sched.budget import split_tokens
+from radixrt.sched.latency import StepTimeModel, load_of, pairs_of
 from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate, StepPlan, StepResult
+from radixrt.sched.policy import POLICIES
+from radixrt.sched.prediction import Demand, OutputLengths, peak_pages
 from radixrt.sched.sequence import Sequence, SequenceStatus
+from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason, TokenLogprob
+
+MAX_PASSED = 32  # candidates that are looked at and not admitted, in one step
 
 
 class Scheduler:
-    """Own the waiting and the running list.
+    """Own the waiting and the running sequences.
 
     Invariants: a sequence is in exactly one list while not FINISHED; running sequences hold live leases;
-    num_skips <= max_skips while a sequence waits.
+    under a fair policy num_skips <= max_skips while a sequence waits.
     """
 
     def __init__(self, cache: PrefixCache, config: SchedConfig) -> None:
         self.cache = cache
         self.config = config
-        self.waiting: list[Sequence] = []
+        self.policy = POLICIES[config.policy]
+        self.waiting = WaitingList(cache, self.policy, max_skips=config.max_skips)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._matches: dict[
-            Sequence, tuple[int, PrefixMatch]
-        ] = {}  # by cache version, so that a lookup is not repeated
+        self.most_skips = 0
+        self.step_times = StepTimeModel()
+        self.output_lengths = OutputLengths()
+        self._deadlines: list[
+            tuple[float, int, Sequence]
+        ] = []  # heap; finished ones are dropped when they come up
+        self._was_prefill = False  # the last step, under prefill_mode = separate
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence on the waiting list."""
-        self.waiting.append(sequence)
+    def add(self, sequence: Sequence, now_s: float) -> None:
+        """Let a new sequence wait."""
+        sequence.submitted_at_s = now_s
+        self.waiting.add(sequence)
+        if sequence.request.timeout_s is not None:
+            if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)):
+                self._deadlines = [
+                    row for row in self._deadlines if row[2].status is not SequenceStatus.FINISHED
+                ]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (now_s + sequence.request.timeout_s, sequence.arrival, sequence))
+
+    def expire(self, now_s: float) -> list[SequenceUpdate]:
+        """End the sequences whose time is up."""
+        updates = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, _, sequence = heapq.heappop(self._deadlines)
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._end(sequence)
+                timeout_s = sequence.request.timeout_s
+                error = DeadlineExceeded(f"the request was not done within timeout_s = {timeout_s:g}")
+                updates.append(SequenceUpdate(sequence, (), error=error))
+        return updates
 
     # -- plan -------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan:
+    def plan(self, now_s: float) -> StepPlan:
         """Decide one step. Changes: leases, statuses and skip counts."""
-        shares = split_tokens(self.running, self.config.max_step_tokens)
+        self.cache.now_s = now_s
+        self.cache.scopes.expire(now_s)
+        self._rescue(now_s)
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
-        # Oldest first, and the youngest is preempted: what is already planned is never taken back.
-        for sequence in sorted(self.running, key=lambda item: item.arrival):
-            num_tokens = shares[sequence]
-            if num_tokens and sequence.lease and self._grow(sequence, num_tokens, preempted):
-                chunks.append(_chunk(sequence, num_tokens))
-        if not preempted:
-            num_left = self.config.max_step_tokens - sum(shares.values())
-            chunks += self._admit(num_left)
+        if self.config.prefill_mode == "mixed":
+            self._plan_running(self.running, chunks, preempted)
+            if not preempted:
+                self._admit(chunks)
+        else:
+            self._plan_separately(chunks, preempted)
         copies = [chunk.sequence.lease.pending_copy for chunk in chunks if chunk.sequence.lease]
         return StepPlan(tuple(chunks), tuple(copy for copy in copies if copy), tuple(preempted))
 
+    def _plan_separately(self, chunks: list[Chunk], preempted: list[Sequence]) -> None:
+        """Plan a step of prefills only or of decodes only, in turn where both have work."""
+        decodes = [sequence for sequence in self.running if not sequence.is_prefilling]
+        if not (decodes and self._was_prefill):
+            prefills = [sequence for sequence in self.running if sequence.is_prefilling]
+            self._plan_running(prefills, chunks, preempted)
+            if not preempted:
+                self._admit(chunks)
+        self._was_prefill = bool(chunks)
+        if not chunks:
+            self._plan_running([item for item in decodes if item.lease], chunks, preempted)
+
+    def _plan_running(
+        self, sequences: Iterable[Sequence], chunks: list[Chunk], preempted: list[Sequence]
+    ) -> None:
+        shares = split_tokens(sequences, self.config.max_step_tokens)
+        # Oldest first, and only younger ones are preempted: what is already planned is never taken back.
+        for sequence in sorted(shares, key=lambda item: item.arrival):
+            num_tokens = shares[sequence]
+            if sequence.is_prefilling:
+                num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, sequence.num_computed))
+            if num_tokens and sequence.lease and self._grow(sequence, num_tokens, preempted):
+                chunks.append(_chunk(sequence, num_tokens))
+
+    def _max_prefill_tokens(self, chunks: list[Chunk], start: int) -> int:
+        """Give how many prompt tokens fit beside the chunks and all decodes into the time target, if there is one."""
+        target_ms = self.config.tpot_ms
+        if target_ms is None or not self.step_times.is_ready:
+            return self.config.max_step_tokens
+        planned = {chunk.sequence for chunk in chunks}
+        decodes = [item for item in self.running if not item.is_prefilling]
+        if not any(item.request.latency_class == "latency" for item in decodes):
+            return self.config.max_step_tokens
+        num_tokens, num_pairs = load_of(chunks)
+        for item in decodes:
+            if item not in planned:
+                num_tokens += item.num_pending
+                num_pairs += pairs_of(item.num_computed, item.num_pending)
+        return self.step_times.max_chunk_tokens(
+            target_ms / 1000, num_tokens=num_tokens, num_pairs=num_pairs, start=start
+        )
+
     def _grow(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
-        """Lease the pages for a chunk, preempting the youngest as needed; False when it was preempted itself."""
+        """Lease the pages for a chunk, preempting younger ones as needed; False when it was preempted itself."""
         assert sequence.lease is not None
-        while not self.cache.grow(sequence.lease, num_tokens=sequence.num_computed + num_tokens):
-            victim = max(self.running, key=lambda item: item.arrival)
+        wanted, label = sequence.num_computed + num_tokens, sequence.request.label
+        while not self.cache.grow(sequence.lease, num_tokens=wanted, label=label):
+            victim = self._victim(sequence)
             self._preempt(victim)
             preempted.append(victim)
             if victim is sequence:
                 return False
         return True
 
+    def _victim(self, sequence: Sequence) -> Sequence:
+        """Choose who gives up its pages: of those younger, the cheapest to bring back; the sequence itself if none.
+
+        The cost of return is what must be computed again: the pages that nobody else keeps.
+        """
+        younger = [item for item in self.running if item.arrival > sequence.arrival]
+        return min(
+            younger, key=lambda item: (_num_own_pages(item, self.cache), -item.arrival), default=sequence
+        )
+
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's pages; what it computed stays in the tree until the room is needed."""
+        """Take a sequence's pages; what it computed stays in the tree, first to be evicted."""
+        computed = sequence.token_ids[: sequence.num_computed]
         self._give_back(sequence)
+        self.cache.demote(sequence.namespace, computed)
         self.running.remove(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
 
-    def _admit(self, num_left: int) -> list[Chunk]:
+    # -- admission --------------------------------------------------------------------------------------
+
+    def _rescue(self, now_s: float) -> None:
+        """Make those urgent that would miss their time to first token."""
+        if self.config.ttft_ms is None:
+            return
+        target_s = self.config.ttft_ms / 1000
+        for sequence in list(self.waiting):
+            if sequence.request.latency_class == "latency":
+                num_pending = sequence.num_pending
+                expected_s = self.step_times.predict(num_pending, pairs_of(0, num_pending))
+                if now_s + expected_s >= sequence.submitted_at_s + target_s:
+                    self.waiting.make_urgent(sequence)
+
+    def _admit(self, chunks: list[Chunk]) -> None:
         """Admit waiting sequences in policy order while tokens, rows and pages last."""
-        chunks: list[Chunk] = []
-        last_allowed = max((item.arrival for item in self.waiting), default=0)
-        for candidate in self._candidates():
-            if num_left <= 0 or len(self.running) >= self.config.max_running:
-                break
+        num_left = self.config.max_step_tokens - sum(chunk.num_tokens for chunk in chunks)
+        if not self.waiting or num_left <= 0 or len(self.running) >= self.config.max_running:
+            return
+        demands = [self._demand(sequence) for sequence in self.running]
+        last_allowed, youngest = 1 << 62, -1
+        for candidate in self.waiting.in_order(MAX_PASSED):
             sequence = candidate.sequence
             if sequence.arrival > last_allowed:
                 continue
-            lease = self._lease(candidate)
+            lease = self._lease(candidate, demands)
             if lease is None:
-                if policy.is_urgent(sequence, self.config.max_skips):
-                    last_allowed = sequence.arrival  # nothing younger may pass it any more
+                if self.waiting.is_urgent(candidate):
+                    last_allowed = min(last_allowed, sequence.arrival)  # nothing younger may pass it any more
                 continue
             self._start(sequence, lease)
-            chunks.append(_chunk(sequence, min(sequence.num_pending, num_left)))
-            num_left -= chunks[-1].num_tokens
-        self._count_skips(chunks)
-        return chunks
-
-    def _candidates(self) -> list[policy.Candidate]:
-        candidates = [policy.Candidate(sequence, self._match(sequence)) for sequence in self.waiting]
-        return policy.order(candidates, self.config.policy, max_skips=self.config.max_skips)
-
-    def _match(self, sequence: Sequence) -> PrefixMatch:
-        version, match = self._matches.get(sequence, (-1, None))
-        if match is None or version != self.cache.version:
-            match = self.cache.lookup(
-                sequence.namespace, sequence.token_ids, max_tokens=sequence.max_cached_tokens
+            demands.append(self._demand(sequence))
+            youngest = max(youngest, sequence.arrival)
+            num_tokens = min(
+                sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
             )
-            self._matches[sequence] = (self.cache.version, match)
-        return match
+            chunks.append(_chunk(sequence, num_tokens, is_first=True))
+            num_left -= num_tokens
+            if num_left <= 0 or len(self.running) >= self.config.max_running:
+                break
+        if youngest >= 0:
+            self.waiting.count_skips(youngest)
 
-    def _lease(self, candidate: policy.Candidate) -> PageLease | None:
+    def _lease(self, candidate: Candidate, demands: list[Demand]) -> PageLease | None:
         """Lease the pages of a waiting sequence; None = not now."""
         sequence = candidate.sequence
         num_tokens = sequence.num_total
+        match = self.waiting.match(candidate)
         leader = sequence.leader
         if leader is not None and leader.status is not SequenceStatus.FINISHED:
             if leader.is_prefilling:
                 return None
             num_shared = min(sequence.num_prompt_tokens - 1, sequence.max_cached_tokens)
-            if leader.lease is not None and num_shared > candidate.match.num_tokens:
-                return self.cache.fork(leader.lease, num_shared_tokens=num_shared, num_tokens=num_tokens)
-        # Earlier admissions of this step may have evicted what was matched: look again.
-        match = self._match(sequence)
-        is_urgent = policy.is_urgent(sequence, self.config.max_skips)
-        if not is_urgent and self._is_being_computed(sequence, match):
-            return None
-        has_room = leaves_headroom(
-            num_needed_pages=self.cache.num_pages_for(num_tokens) - len(match.pages),
-            num_obtainable_pages=self.cache.num_obtainable_pages,
-            num_running=len(self.running),
-        )
-        return self.cache.admit(match, num_tokens=num_tokens) if has_room else None
+            if leader.lease is not None and num_shared > match.num_tokens:
+                return self.cache.fork(
+                    leader.lease,
+                    num_shared_tokens=num_shared,
+                    num_tokens=num_tokens,
+                    label=sequence.request.label,
+                )
+        num_fresh = self.cache.num_pages_for(num_tokens) - len(match.pages)
+        if self.running:
+            own = self._demand(sequence, num_own_pages=num_fresh)
+            num_held = self.cache.num_leased_pages + num_fresh
+            if peak_pages([*demands, own], num_held_pages=num_held) > self.cache.pool.capacity:
+                return None
+        return self.cache.admit(match, num_tokens=num_tokens, label=sequence.request.label)
 
-    def _is_being_computed(self, sequence: Sequence, match: PrefixMatch) -> bool:
-        """Tell whether a running prefill will soon offer at least a page more than is cached now."""
-        if not self.cache.is_enabled:
-            return False
-        wanted = match.num_tokens + self.cache.page_size
-        tokens = b""
-        for other in self.running:
-            if not other.is_prefilling or other.namespace != sequence.namespace:
-                continue
-            tokens = tokens or sequence.token_ids[: sequence.max_cached_tokens].tobytes()
-            prompt = other.token_ids[: other.num_prompt_tokens].tobytes()
-            if num_common_tokens(tokens, prompt) >= max(wanted, other.num_computed + 1):
-                return True
-        return False
+    def _demand(self, sequence: Sequence, *, num_own_pages: int | None = None) -> Demand:
+        """Say what a sequence holds alone and what it will lease until its predicted end."""
+        sampling = sequence.sampling
+        num_outputs = self.output_lengths.predict(
+            sequence.request.label, num_so_far=sequence.num_output_tokens, max_tokens=sampling.max_tokens
+        )
+        num_pages = self.cache.num_pages_for(sequence.num_prompt_tokens + num_outputs)
+        num_leased = self.cache.num_pages_for(sequence.num_total)
+        if num_own_pages is None:
+            num_own_pages = _num_own_pages(sequence, self.cache)
+        return Demand(num_own_pages=num_own_pages, num_more_pages=max(num_pages - num_leased, 0))
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
         self.cache.touch(sequence.namespace, sequence.token_ids)
-        self._matches.pop(sequence, None)
+        self.most_skips = max(self.most_skips, sequence.num_skips)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         if sequence.num_forwarded == 0:
@@ -162,12 +258,8 @@ class Scheduler:
         sequence.lease = lease
         sequence.num_computed = lease.num_shared_tokens
         sequence.status = SequenceStatus.RUNNING
-
-    def _count_skips(self, admitted: list[Chunk]) -> None:
-        youngest = max((chunk.sequence.arrival for chunk in admitted), default=-1)
-        for sequence in self.waiting:
-            if sequence.arrival < youngest:
-                sequence.num_skips += 1
+        if sequence.is_prefilling:
+            self.waiting.prefill_began(sequence)
 
     # -- commit -----------------------------------------------------------------------------------------
 
@@ -204,7 +296,7 @@ class Scheduler:
         except GrammarDeadEnd as error:
             return error
         if was_prefilling:
-            self._publish(sequence)
+            self._publish_prompt(sequence)
         if reason is not None:
             self.finish(sequence, reason)
         return None
@@ -215,6 +307,8 @@ class Scheduler:
             return
         self._end(sequence)
         sequence.finish_reason = reason
+        if reason is not FinishReason.ABORT:
+            self.output_lengths.observe(sequence.request.label, sequence.num_output_tokens)
 
     def fail(self, plan: StepPlan, error: BaseException) -> list[SequenceUpdate]:
         """End all sequences of a step that failed; nothing of the step is published."""
@@ -225,8 +319,12 @@ class Scheduler:
                 updates.append(SequenceUpdate(chunk.sequence, (), error=error))
         return updates
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        num_tokens, num_pairs = load_of(plan.chunks)
+        self.step_times.observe(num_tokens, num_pairs, seconds)
+
     def _end(self, sequence: Sequence) -> None:
-        self._matches.pop(sequence, None)
         if sequence.status is SequenceStatus.RUNNING:
             self._give_back(sequence)
             self.running.remove(sequence)
@@ -238,25 +336,28 @@ class Scheduler:
         """Publish a running sequence's computed tokens and release its lease."""
         assert sequence.lease is not None
         if sequence.lease.pending_copy is None:  # else its pages do not hold the shared tokens yet
-            computed = sequence.token_ids[: sequence.num_computed]
-            self.cache.publish(
-                sequence.lease, sequence.namespace, computed, priority=sequence.request.priority
-            )
+            self._publish(sequence, sequence.num_computed)
+            if sequence.request.scope_id is not None:
+                computed = sequence.token_ids[: sequence.num_computed]
+                self.cache.hold(sequence.request.scope_id, sequence.namespace, computed)
         self.cache.release(sequence.lease)
         sequence.lease = None
+        self.waiting.prefill_ended(sequence)
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish_prompt(self, sequence: Sequence) -> None:
         """Offer a prompt's computed pages at once: whole pages of a chunk, everything when it is done."""
-        assert sequence.lease is not None
-        num_tokens = sequence.num_computed
         if sequence.is_prefilling:
-            num_tokens -= num_tokens % self.cache.page_size
-        self.cache.publish(
-            sequence.lease,
-            sequence.namespace,
-            sequence.token_ids[:num_tokens],
-            priority=sequence.request.priority,
-        )
+            self._publish(sequence, sequence.num_computed // self.cache.page_size * self.cache.page_size)
+        else:
+            self._publish(sequence, sequence.num_computed)
+            self.waiting.prefill_ended(sequence)
+
+    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
+        assert sequence.lease is not None
+        tokens = sequence.token_ids[:num_tokens]
+        self.cache.publish(sequence.lease, sequence.namespace, tokens, priority=sequence.request.priority)
+        if self.cache.is_enabled:
+            self.waiting.published(sequence.namespace, tokens.tobytes())
 
     # -- checking ---------------------------------------------------------------------------------------
 
@@ -267,8 +368,9 @@ class Scheduler:
         for sequence in self.waiting:
             if sequence.status is not SequenceStatus.WAITING:
                 raise InvariantViolation(f"a {sequence.status} sequence is on the waiting list")
-            if sequence.num_skips > self.config.max_skips:
+            if self.policy.is_fair and sequence.num_skips > self.config.max_skips:
                 raise InvariantViolation(f"a sequence was passed over {sequence.num_skips} times")
+        self.waiting.check()
         for sequence in self.running:
             if sequence.status is not SequenceStatus.RUNNING:
                 raise InvariantViolation(f"a {sequence.status} sequence is on the running list")
@@ -280,7 +382,13 @@ class Scheduler:
         self.cache.check()
 
 
-def _chunk(sequence: Sequence, num_tokens: int) -> Chunk:
+def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
+    """Estimate the pages that only this sequence needs: all but those it began with."""
+    lease = sequence.lease
+    return 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // cache.page_size
+
+
+def _chunk(sequence: Sequence, num_tokens: int, *, is_first: bool = False) -> Chunk:
     start = sequence.num_computed
     stop = start + num_tokens
     # The row of position p - 1 scores the token at p.
@@ -292,6 +400,7 @@ def _chunk(sequence: Sequence, num_tokens: int) -> Chunk:
         num_tokens,
         wants_sample=stop == sequence.num_total and not sequence.is_complete,
         scored=range(first, max(first, min(stop + 1, wanted.stop))),
+        is_first=is_first,
     )
 
 
@@ -302,8 +411,8 @@ def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason
         return FinishReason.STOP
     if not sequence.is_complete or sequence.num_settled < sequence.num_total:
         return None
-    matcher = sequence.matcher
-    return FinishReason.STOP if matcher is not None and matcher.is_terminated else FinishReason.LENGTH
+    is_answered = sequence.constraint is not None and sequence.constraint.is_accepting
+    return FinishReason.STOP if is_answered else FinishReason.LENGTH
 
 
 def _update(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:

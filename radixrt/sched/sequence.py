@@ -13,8 +13,8 @@ from array import array
 from enum import Enum
 
 from radixrt.errors import InvariantViolation
-from radixrt.grammar.matcher import GrammarMatcher
 from radixrt.kv.cache import PageLease
+from radixrt.sched.constraint import Constraint
 from radixrt.types import FinishReason, GenerateRequest, Namespace, SamplingParams, TokenLogprob
 
 
@@ -38,8 +38,10 @@ class Sequence:
         leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
         eos_ids: ids that end the sequence (empty under ignore_eos).
         num_skips: steps in which a later arrival was admitted while this one waited.
+        submitted_at_s: set by the scheduler, by the clock that plan() is given.
         num_cached: prompt tokens found in pages at the first admission.
         num_forwarded: positions that went through the model, recomputation after preemption included.
+        constraint: the grammar's cursor, owned by this sequence; None without a grammar.
         num_forced: output tokens appended without sampling.
         num_delivered: output tokens already handed out.
         token_logprobs: logprobs of known tokens by position, where asked for.
@@ -47,11 +49,11 @@ class Sequence:
 
     __slots__ = (
         "arrival",
+        "constraint",
         "eos_ids",
         "finish_reason",
         "leader",
         "lease",
-        "matcher",
         "num_cached",
         "num_computed",
         "num_delivered",
@@ -63,6 +65,7 @@ class Sequence:
         "sample_index",
         "seed",
         "status",
+        "submitted_at_s",
         "token_ids",
         "token_logprobs",
     )
@@ -76,7 +79,7 @@ class Sequence:
         eos_ids: frozenset[int] = frozenset(),
         sample_index: int = 0,
         leader: Sequence | None = None,
-        matcher: GrammarMatcher | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request = request
         self.request_id = -1
@@ -84,7 +87,7 @@ class Sequence:
         self.arrival = arrival
         self.seed = seed
         self.leader = leader
-        self.matcher = matcher
+        self.constraint = constraint
         self.eos_ids = frozenset() if request.sampling.ignore_eos else eos_ids
         self.token_ids = array("i", request.prompt_ids)
         self.status = SequenceStatus.WAITING
@@ -96,8 +99,10 @@ class Sequence:
         self.num_forced = 0
         self.num_delivered = 0
         self.num_skips = 0
+        self.submitted_at_s = 0.0
         self.token_logprobs: dict[int, TokenLogprob] = {}
-        self.append_forced()
+        if constraint is not None:
+            self._append_forced(constraint.forced(room=request.sampling.max_tokens))
 
     @property
     def sampling(self) -> SamplingParams:
@@ -138,14 +143,14 @@ class Sequence:
         """Tell whether nothing may follow the tokens that are there."""
         if self.num_output_tokens >= self.sampling.max_tokens:
             return True
-        return self.matcher is not None and self.matcher.is_terminated
+        return self.constraint is not None and self.constraint.is_complete
 
     @property
     def allows_end(self) -> bool:
         """Tell whether the sequence may end before its next token."""
         if self.num_output_tokens < self.sampling.min_tokens:
             return False
-        return self.matcher is None or self.matcher.is_accepting
+        return self.constraint is None or self.constraint.is_accepting
 
     @property
     def wanted_logprobs(self) -> range:
@@ -169,31 +174,28 @@ class Sequence:
         return self.num_settled - 1
 
     def append_sampled(self, token_id: int, logprob: TokenLogprob | None) -> bool:
-        """Append a sampled token, or note that it ends the sequence; give whether it was appended.
+        """Append a sampled token, or note that it ends the sequence; give whether the sequence goes on.
 
-        The grammar has allowed the token (its mask was applied).
+        Under a constraint, what the token forces follows it, and a token that leaves no way to a complete text
+        within max_tokens gives way to one that does.
         """
         ends = token_id in self.eos_ids or token_id in self.sampling.stop_token_ids
         if ends and self.allows_end:
             return False
-        if self.matcher is not None and not self.matcher.accept(token_id):
-            raise InvariantViolation(f"the grammar's mask allowed token {token_id} and its accept refused it")
-        if logprob is not None:
-            self.token_logprobs[self.num_total] = logprob
-        self.token_ids.append(token_id)
-        self.append_forced()
+        tokens = [token_id]
+        if self.constraint is not None:
+            tokens = self.constraint.take(token_id, room=self.sampling.max_tokens - self.num_output_tokens)
+        if tokens and tokens[0] == token_id:
+            if logprob is not None:
+                self.token_logprobs[self.num_total] = logprob
+            self.token_ids.append(token_id)
+            tokens = tokens[1:]
+        self._append_forced(tokens)
         return True
 
-    def append_forced(self) -> None:
-        """Append what the grammar leaves no choice about, within max_tokens."""
-        if self.matcher is None:
-            return
-        room = self.sampling.max_tokens - self.num_output_tokens
-        for token_id in self.matcher.forced_tokens()[:room]:
-            if not self.matcher.accept(token_id):
-                raise InvariantViolation(f"the grammar forced token {token_id} and its accept refused it")
-            self.token_ids.append(token_id)
-            self.num_forced += 1
+    def _append_forced(self, token_ids: list[int]) -> None:
+        self.token_ids.extend(array("i", token_ids))
+        self.num_forced += len(token_ids)
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold."""

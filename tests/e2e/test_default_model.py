@@ -29,7 +29,9 @@ def test_answers_do_not_depend_on_cache_company_chunks_or_seats():
         assert batch[0].token_ids == seeded
         samples = engine.generate(prompts[0], SamplingParams(max_tokens=4, temperature=1.0, seed=1, n=4))
         assert samples.usage.cached_tokens == samples.usage.prompt_tokens - 1
-        assert samples.usage.computed_tokens == 4 * 1 + sum(len(item.token_ids) - 1 for item in samples.samples)
+        assert samples.usage.computed_tokens == 4 * 1 + sum(
+            len(item.token_ids) - 1 for item in samples.samples
+        )
 
 
 def test_schema_gives_a_valid_object_with_forced_tokens():

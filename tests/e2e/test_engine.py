@@ -1,6 +1,7 @@
 """The engine's doors: streams, aborts, faults, ends."""
 
 import asyncio
+import os
 import queue
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from radixrt import (
     AsyncEngine,
+    DeadlineExceeded,
     DeviceError,
     Engine,
     EngineStopped,
@@ -16,10 +18,12 @@ from radixrt import (
     GrammarSpec,
     InvalidRequest,
     Namespace,
+    NeverFits,
     QueueFull,
     RequestAborted,
     SamplingParams,
 )
+from radixrt import engine as engine_module
 from tests.support.models import tiny_model
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -37,8 +41,8 @@ def engine(folder):
         yield engine
         assert engine.stats().num_running == engine.stats().num_waiting == 0
         engine.clear_cache()
-        stats = engine.stats()
-        assert stats.num_free_pages == stats.num_pages
+        cache = engine.stats().cache
+        assert cache.num_free_pages == cache.num_pages
 
 
 def read(inbox, timeout=30):
@@ -122,6 +126,93 @@ def test_explain_names_the_first_differing_token(engine):
     assert report.num_cached_tokens == len("You are a careful ")
     assert report.next_text == "c"
     assert report.cached_text.startswith("judge.")
+    assert report.before_text == "You are a careful "
+    assert "'c'" in str(report)
+
+
+def test_explain_on_a_timestamp_at_the_head(engine):
+    rules = "Answer shortly. Never lie. Cite your sources."
+    engine.generate(f"Today is 2026-11-29 10:15. {rules}", SHORT)
+    report = engine.explain(f"Today is 2026-11-29 10:16. {rules}")
+    assert report.before_text == "Today is 2026-11-29 10:1"
+    assert (report.next_text, report.cached_text[0]) == ("6", "5")
+    assert report.evicted_reason is None
+
+
+def test_explain_on_a_changed_order_of_examples(engine):
+    shots = ["Q: one? A: 1. ", "Q: two? A: 2. ", "Q: six? A: 6. "]
+    engine.generate("".join(shots), SHORT)
+    report = engine.explain(shots[0] + shots[2] + shots[1])
+    assert report.num_cached_tokens == len(shots[0] + "Q: ")
+    assert (report.next_text, report.cached_text[:3]) == ("s", "two")
+
+
+def test_explain_on_an_evicted_prefix(folder):
+    with Engine(folder, dtype="float32", num_pages=20, page_size=4, threads=1) as engine:
+        prompt = "the quick brown fox jumps"
+        engine.generate(prompt, SHORT)
+        engine.generate(
+            "something else entirely, and longer than what was there before", SHORT, label="the greedy one"
+        )
+        report = engine.explain(prompt)
+        assert report.num_cached_tokens < report.num_unbounded_tokens == len(prompt) - 1
+        assert (report.evicted_for, report.evicted_reason) == ("the greedy one", "room")
+        assert report.evicted_ago_s >= 0
+        assert "the greedy one" in str(report)
+        engine.clear_cache()
+        assert engine.explain(prompt).num_cached_tokens == 0
+        assert "cleared" in str(engine.explain("something else"))
+
+
+def test_open_scope_keeps_its_prefix_and_a_closed_one_gives_it_up(folder):
+    with Engine(folder, dtype="float32", num_pages=20, page_size=4, threads=1) as engine:
+        prompt, others = "keep me in mind", [f"{index} is another prompt of size" for index in range(4)]
+
+        def hit_after_others():
+            for other in others:
+                engine.generate(other, SHORT)
+            return engine.generate(prompt, SHORT).usage.cached_tokens
+
+        with engine.scope() as scope:
+            engine.generate(prompt, SHORT, scope=scope)
+            assert engine.stats().cache.num_held_pages > 0
+            assert hit_after_others() >= 12
+        assert engine.stats().cache.num_held_pages == 0
+        assert hit_after_others() == 0
+        engine.check()
+
+
+def test_scope_never_stops_a_request_that_needs_the_room(folder):
+    with Engine(folder, dtype="float32", num_pages=11, page_size=4, threads=1) as engine:
+        scope = engine.scope()
+        engine.generate("keep me in mind", SHORT, scope=scope)
+        output = engine.generate([1] * 30, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
+        assert len(output.token_ids) == 10
+        assert engine.stats().cache.num_broken_scopes == 1
+        scope.close()
+        scope.close()
+
+
+def test_scope_ends_by_itself(folder):
+    with Engine(folder, dtype="float32", num_pages=40, page_size=4, threads=1) as engine:
+        engine.generate("keep me in mind", SHORT, scope=engine.scope(ttl_s=0.05))
+        threading.Event().wait(0.1)
+        engine.generate("x", SHORT)
+        assert engine.stats().cache.num_scopes == 0
+
+
+def test_stats_count_hits_by_label_and_namespace(engine):
+    for label, salt in (("ask", "a"), ("ask", "a"), ("judge", "b")):
+        engine.generate("one and the same prompt", SHORT, label=label, namespace=Namespace(salt=salt))
+    stats = engine.stats()
+    assert stats.by_label["ask"].num_requests == 2
+    assert stats.by_label["ask"].cached_tokens == len("one and the same prompt") - 1
+    assert stats.by_label["judge"].cached_tokens == 0
+    assert stats.by_namespace["b|"].num_requests == 1
+    assert sum(stats.step_s.counts) == stats.num_steps
+    assert sum(stats.wait_s.counts) >= 3
+    assert 0 <= stats.cache.kv_waste < 1
+    assert stats.cache.num_shared_tokens + stats.cache.num_copied_tokens == stats.cached_tokens
 
 
 def test_failed_step_fails_its_sequences_and_the_engine_goes_on(engine):
@@ -137,12 +228,38 @@ def test_failed_step_fails_its_sequences_and_the_engine_goes_on(engine):
     assert len(engine.generate("hello", SHORT).token_ids) == 5
 
 
+def test_request_ends_with_its_deadline(engine):
+    inbox = queue.Queue()
+    engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0.05), inbox.put)
+    assert isinstance(read(inbox)[-1], DeadlineExceeded)
+    with pytest.raises(InvalidRequest, match="timeout_s must be in"):
+        engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0), inbox.put)
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
 def test_readers_exception_aborts_its_own_request_only(engine):
     def broken(item):
         raise ValueError("the reader is gone")
 
     engine.submit(GenerateRequest((1, 2, 3), LONG), broken)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+def test_callback_may_ask_and_submit_but_not_wait(engine):
+    answers, inbox = queue.Queue(), queue.Queue()
+
+    def deliver(item):
+        if isinstance(item, BaseException) or item.usage is not None:
+            answers.put(engine.stats().num_running)
+            engine.submit(GenerateRequest((1, 2), SHORT), inbox.put)
+            with pytest.raises(RuntimeError, match="use submit"):
+                engine.generate("hello", SHORT)
+            answers.put("done")
+
+    engine.submit(GenerateRequest((1, 2, 3), SHORT), deliver)
+    assert isinstance(answers.get(timeout=30), int)
+    assert answers.get(timeout=30) == "done"
+    assert read(inbox)[-1].usage.output_tokens == 5
 
 
 def test_constraint_that_meets_min_tokens_still_ends_complete(engine):
@@ -178,6 +295,82 @@ def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
     assert not [
         thread for thread in threading.enumerate() if thread.name == "radixrt-engine" and thread.is_alive()
     ]
+
+
+def test_every_waiter_is_told_even_when_the_owners_are_broken(folder):
+    engine = Engine(folder, dtype="float32", num_pages=200, threads=1)
+    inboxes = [queue.Queue() for _ in range(3)]
+
+    def dying(item):
+        raise SystemExit
+
+    for inbox in inboxes:
+        engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+    engine.submit(GenerateRequest((4, 5), LONG), dying)
+    inboxes[0].get(timeout=30)
+    engine._cache.publish = None  # publishing, which every end needs, raises from now on
+    engine._loop._inbox.append(lambda: 1 / 0)
+    for inbox in inboxes:
+        assert isinstance(read(inbox)[-1], EngineStopped)
+    engine.close()
+
+
+def test_forced_answer_of_exactly_the_pools_size_is_computed_or_refused(folder):
+    grammar = GrammarSpec.choice(["abcdefghijklmnop"])
+    with Engine(folder, dtype="float32", num_pages=6, page_size=4, threads=1) as engine:
+        for length in range(1, 12):
+            sampling = SamplingParams(max_tokens=16, grammar=grammar, logprobs=0)
+            try:
+                assert engine.generate([7] * length, sampling).text == "abcdefghijklmnop"
+            except NeverFits:
+                assert length > 4
+
+
+def test_fork_of_the_process_is_told_that_it_has_no_engine(engine):
+    child = os.fork()
+    if child == 0:
+        try:
+            engine.generate("hello", SHORT)
+        except EngineStopped:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_unread_stream_can_be_closed(engine):
+    stream = engine.stream("hello", LONG)
+    stream.close()
+    assert list(stream) == []
+    del stream
+    engine.stream("hello", LONG)  # dropped at once
+    assert engine.generate("hello", SHORT).finish_reason is FinishReason.LENGTH
+    assert engine.stats().num_running == 0
+
+
+def test_interrupted_batch_aborts_all_its_requests(engine):
+    class Interrupt(BaseException):
+        pass
+
+    def interrupting(items):
+        raise Interrupt
+
+    original = engine_module._wait
+    engine_module._wait = interrupting
+    try:
+        with pytest.raises(Interrupt):
+            engine.generate(["a", "b", "c", "d"], LONG)
+    finally:
+        engine_module._wait = original
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+    assert engine.stats().num_running == engine.stats().num_waiting == 0
+
+
+def test_stop_string_inside_a_forced_run_respects_min_tokens(engine):
+    grammar = GrammarSpec.choice(["abcdefghijkl"])
+    early = SamplingParams(max_tokens=30, min_tokens=8, stop=("b",), grammar=grammar)
+    assert engine.generate("x", early).text == "abcdefghijkl"
+    late = SamplingParams(max_tokens=30, min_tokens=8, stop=("i",), grammar=grammar)
+    assert engine.generate("x", late).text == "abcdefgh"
 
 
 def test_full_queue_refuses_one_more(folder):

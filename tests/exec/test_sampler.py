@@ -54,7 +54,7 @@ def naive(logits, row):
     mass = sum(weights[token_id] for token_id in kept)
     nucleus, before = [], 0.0
     for token_id in kept:
-        if before >= sampling.top_p * mass and sampling.top_p < 1:
+        if nucleus and before >= sampling.top_p * mass and sampling.top_p < 1:
             break
         nucleus.append(token_id)
         before += weights[token_id]
@@ -78,6 +78,7 @@ SETTINGS = [
     {"temperature": 5.0, "top_k": 1},
     {"temperature": 2.0, "top_p": 0.5},
     {"temperature": 2.0, "top_p": 1e-9},
+    {"temperature": 100.0, "top_p": 5e-324, "top_k": 2},
     {"temperature": 2.0, "top_k": 10, "top_p": 0.7},
     {"temperature": 2.0, "min_p": 0.3},
     {"temperature": 2.0, "min_p": 0.1, "top_k": 20, "top_p": 0.9},

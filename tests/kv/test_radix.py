@@ -27,6 +27,9 @@ class Shelf:
         self.pool.check()
         return pages
 
+    def evict(self, num_pages):
+        return sum(eviction.num_pages for eviction in self.tree.evict(num_pages))
+
     def match(self, token_ids, *, namespace=NS):
         return self.tree.lookup(namespace, pack(token_ids), max_tokens=len(token_ids))
 
@@ -103,14 +106,14 @@ def test_lookup_changes_nothing():
     shelf.insert([1, 2, 3, 4])
     shelf.insert([5, 6, 7, 8])
     shelf.match([1, 2, 3, 4, 5])  # not a use: the older leaf still goes first
-    assert shelf.tree.evict(1) == 1
+    assert shelf.evict(1) == 1
     assert shelf.match([1, 2, 3, 4, 5]).num_tokens == 0
 
 
 def test_eviction_takes_tail_pages_first():
     shelf = Shelf(page_size=4)
     shelf.insert(list(range(16)))
-    assert shelf.tree.evict(1) == 1
+    assert shelf.evict(1) == 1
     assert shelf.match(list(range(17))).num_tokens == 12
     shelf.tree.check()
 
@@ -129,9 +132,9 @@ def test_parent_goes_only_after_its_children():
     shelf = Shelf(page_size=2)
     shelf.insert([1, 1, 2, 2])
     shelf.insert([1, 1, 3, 3])
-    assert shelf.tree.evict(2) == 2
+    assert shelf.evict(2) == 2
     assert shelf.match([1, 1, 2, 2]).num_tokens == 2
-    assert shelf.tree.evict(5) == 1
+    assert shelf.evict(5) == 1
     assert shelf.tree.num_pages == 0
     shelf.tree.check()
 
@@ -140,7 +143,7 @@ def test_pages_held_by_a_lease_are_not_evicted():
     shelf = Shelf(page_size=2)
     shelf.insert([1, 1, 2, 2], keep=True)
     shelf.insert([3, 3])
-    assert shelf.tree.evict(9) == 1
+    assert shelf.evict(9) == 1
     assert shelf.match([1, 1, 2, 2, 5]).num_tokens == 4
     shelf.tree.check()
 
@@ -167,6 +170,51 @@ def test_continuation_names_what_stands_in_the_prompts_place():
     shelf.insert([1, 2, 3, 4, 5, 6, 7])
     assert shelf.tree.continuation(NS, pack([1, 2, 9])) == [3, 4, 5, 6, 7]
     assert shelf.tree.continuation(NS, pack([9])) == []
+
+
+def test_emptied_namespace_is_forgotten():
+    shelf = Shelf()
+    for index in range(10):
+        shelf.insert([1, 2, 3], namespace=Namespace(salt=str(index)))
+    shelf.evict(10)
+    assert not shelf.tree._roots
+    assert not shelf.tree._namespaces
+
+
+def test_split_keeps_recency_hits_and_priority():
+    for policy in ("lru", "lfu", "priority"):
+        shelf = Shelf(page_size=2, policy=policy)
+        shelf.insert([5, 5])
+        shelf.insert([1, 1, 2, 2], priority=3)
+        shelf.tree.touch(NS, pack([1, 1, 2, 2, 9]))
+        shelf.insert([1, 1, 3, 3], priority=3)
+        shelf.tree.touch(NS, pack([1, 1, 3, 3, 9]))
+        shelf.evict(1)
+        assert shelf.match([5, 5, 9]).num_tokens == 0, policy
+        shelf.evict(2)  # both branches; what is left is the split's upper part
+        shelf.insert([6, 6])
+        shelf.evict(1)
+        gone = 1 if policy == "lru" else 6
+        assert shelf.match([gone, gone, 9]).num_tokens == 0, policy
+
+
+def test_insertion_counts_as_a_use():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1])
+    shelf.insert([2, 2])
+    shelf.insert([1, 1])
+    shelf.evict(1)
+    assert shelf.match([2, 2, 9]).num_tokens == 0
+
+
+def test_demoted_leaf_goes_first():
+    shelf = Shelf(page_size=2)
+    shelf.insert([1, 1])
+    shelf.insert([2, 2])
+    shelf.tree.demote(NS, pack([2, 2]))
+    shelf.tree.check()
+    shelf.evict(1)
+    assert shelf.match([2, 2, 9]).num_tokens == 0
 
 
 def test_check_finds_a_lost_reference():

@@ -19,6 +19,7 @@ class Walk:
         self.content = {}
         self.live = []  # (lease, tokens)
         self.published = []
+        self.num_scopes = 0
 
     def tokens(self, low, high):
         return array("i", [self.rng.randrange(2) for _ in range(self.rng.randrange(low, high))])
@@ -46,7 +47,7 @@ class Walk:
         held = [self.content[(page, offset)] for page in match.pages for offset in range(self.page_size)]
         held += [self.content[(match.partial_page, offset)] for offset in range(match.num_partial_tokens)]
         assert held == tokens[: match.num_tokens].tolist(), "the tree names pages that hold something else"
-        if self.cache.num_evicted_pages == 0:
+        if self.cache.counters.num_evicted_pages.total() == 0:
             self.assert_longest(tokens, match.num_tokens)
         self.begin(self.cache.admit(match, num_tokens=len(tokens)), tokens)
 
@@ -82,6 +83,21 @@ class Walk:
             self.cache.publish(lease, NS, tokens)
             self.published.append(tokens)
 
+    def scope(self):
+        """Open, use, expire and close scopes."""
+        draw, scopes = self.rng.random(), self.cache.scopes
+        self.cache.now_s += self.rng.random()
+        if draw < 0.2 and self.num_scopes < 1000:
+            scopes.open(self.num_scopes, ttl_s=self.rng.choice([1, 30]), now_s=self.cache.now_s)
+            self.num_scopes += 1
+        elif draw < 0.3:
+            scopes.close(self.rng.randrange(self.num_scopes + 1))
+        elif draw < 0.4:
+            scopes.expire(self.cache.now_s)
+        elif self.published:
+            recent = range(max(self.num_scopes - 4, 0), self.num_scopes + 1)
+            self.cache.hold(self.rng.choice(recent), NS, self.rng.choice(self.published))
+
     def end(self, publish_probability):
         if self.live:
             lease, tokens = self.live.pop(self.rng.randrange(len(self.live)))
@@ -98,19 +114,17 @@ class Walk:
                 self.fork,
                 self.publish,
                 lambda: self.end(0.7),
-                lambda: self.cache.tree.evict(self.rng.randrange(3)) and self.note_eviction(),
-                lambda: self.cache.clear(),
+                lambda: self.cache._evict(self.rng.randrange(3), reason="room", label=""),
+                self.cache.clear,
+                self.scope,
             ],
-            weights=[30, 12, 8, 15, 20, 3, 0.3],
+            weights=[30, 12, 8, 15, 20, 3, 0.3, 8],
         )[0]
         operation()
         self.cache.check()
         for lease, tokens in self.live:
             held = [self.content[self.slot(lease, position)] for position in range(len(tokens))]
             assert held == tokens.tolist(), "a leased page was overwritten"
-
-    def note_eviction(self):
-        self.cache.num_evicted_pages += 1
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -126,6 +140,7 @@ def test_pages_always_hold_what_the_tree_says(page_size, num_walk_operations):
             raise
         for lease, _ in walk.live:
             walk.cache.release(lease)
+        walk.cache.scopes.expire(float("inf"))
         walk.cache.clear()
         walk.cache.check()
         assert walk.cache.pool.num_free == walk.cache.pool.capacity

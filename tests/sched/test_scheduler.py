@@ -4,8 +4,15 @@ import pytest
 
 from radixrt.errors import DeviceError
 from radixrt.sched.sequence import SequenceStatus
-from radixrt.types import FinishReason
+from radixrt.types import FinishReason, Namespace
 from tests.support.simulation import Simulation, output_of
+
+
+def learn_short_outputs(simulation):
+    """Let the scheduler expect short outputs, so that it admits more than will fit."""
+    for _ in range(8):
+        simulation.scheduler.output_lengths.observe("", 1)
+
 
 PROMPT = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
 
@@ -84,6 +91,7 @@ def test_full_hit_computes_one_prompt_token():
 
 def test_youngest_is_preempted_and_its_answer_does_not_change():
     simulation = Simulation(num_pages=10, page_size=4)
+    learn_short_outputs(simulation)
     sequences = [simulation.add([index, 1, 0, 1, index], max_tokens=20, seed=index) for index in (0, 1)]
     simulation.finish_all()
     assert simulation.scheduler.num_preemptions >= 1
@@ -121,7 +129,7 @@ def admission_order(policy, *, max_skips=64, priorities=(0, 0, 0)):
     simulation.finish_all()
     prompts = [[0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1] * 12 + [0]]
     for prompt, priority in zip(prompts, priorities, strict=True):
-        simulation.add(prompt, max_tokens=2, priority=priority)
+        simulation.add(prompt, max_tokens=2, request={"priority": priority})
     first = len(simulation.plans)
     simulation.finish_all()
     order = [chunk.sequence.arrival - 1 for plan in simulation.plans[first:] for chunk in plan.chunks]
@@ -178,4 +186,53 @@ def test_logprobs_come_for_prompt_and_output_in_order():
     sequence = simulation.add(PROMPT, max_tokens=4, logprobs=0, prompt_logprobs=0)
     simulation.finish_all()
     assert sorted(sequence.token_logprobs) == list(range(1, len(PROMPT) + 4))
+    # The simulation gives the token at position p the logprob -p.
+    assert all(item.logprob == -position for position, item in sequence.token_logprobs.items())
+    assert all(item.token_id == sequence.token_ids[p] for p, item in sequence.token_logprobs.items())
     assert sequence.num_cached == 0  # every prompt row had to be computed
+
+
+def test_samples_whose_prompt_is_scored_do_not_fork_what_must_be_computed():
+    simulation = Simulation(max_step_tokens=4)
+    sampling = {"max_tokens": 3, "prompt_logprobs": 0}
+    request = {"logprob_start": 4}
+    leader = simulation.add(PROMPT, request=request, **sampling)
+    sample = simulation.add(PROMPT, request=request, leader=leader, sample_index=1, **sampling)
+    simulation.finish_all()
+    for sequence in (leader, sample):
+        assert sorted(sequence.token_logprobs) == list(range(4, len(PROMPT)))
+    assert sample.num_cached == 3
+
+
+def test_sample_waits_for_a_prompt_of_its_own_namespace_only():
+    simulation = Simulation(max_step_tokens=4, max_running=4)
+    simulation.add(PROMPT * 2, max_tokens=1, request={"namespace": Namespace(salt="a")})
+    other = simulation.add(PROMPT * 2, max_tokens=1, request={"namespace": Namespace(salt="b")})
+    assert other in simulation.scheduler.waiting
+    simulation.step()
+    assert not simulation.scheduler.waiting._candidates[other].computed_by
+    simulation.finish_all()
+    assert (other.num_cached, other.num_forwarded) == (0, len(PROMPT) * 2)
+
+
+def test_nothing_is_admitted_in_a_step_that_preempts():
+    simulation = Simulation(num_pages=10, page_size=4)
+    learn_short_outputs(simulation)
+    sequences = [simulation.add([index, 1, 0, 1, index], max_tokens=20, seed=index) for index in (0, 1)]
+    while simulation.scheduler.num_preemptions == 0:
+        simulation.step()
+        simulation.scheduler.check()
+    assert [chunk.sequence for chunk in simulation.plans[-1].chunks] == [sequences[0]]
+
+
+def test_nothing_of_waiting_and_ended_sequences_is_remembered():
+    simulation = Simulation()
+    for index in range(20):
+        simulation.add([*PROMPT, index % 2], max_tokens=2, request={"timeout_s": 1e6})
+    simulation.finish_all()
+    waiting = simulation.scheduler.waiting
+    assert not waiting._candidates
+    assert not waiting._sorted
+    assert not waiting._urgent
+    assert not waiting._waiters
+    assert len(simulation.scheduler._deadlines) <= 20

@@ -31,18 +31,21 @@ def next_token(token_ids, *, seed=0, sample_index=0, num_ids=2, end_every=0):
 class Simulation:
     """A scheduler over a cache whose pages are a dict."""
 
-    def __init__(self, *, num_pages=64, page_size=4, prefix_cache=True, end_every=0, **options):
-        self.cache = PrefixCache(num_pages, page_size=page_size, is_enabled=prefix_cache)
+    def __init__(
+        self, *, num_pages=64, page_size=4, prefix_cache=True, eviction="lru", end_every=0, **options
+    ):
+        self.cache = PrefixCache(num_pages, page_size=page_size, is_enabled=prefix_cache, eviction=eviction)
         self.scheduler = Scheduler(self.cache, SchedConfig(**options))
         self.content = {}
         self.end_every = end_every
         self.num_computed_tokens = 0
         self.arrival = 0
+        self.now_s = 0.0
         self.errors = {}
         self.plans = []
 
-    def add(self, prompt, *, leader=None, sample_index=0, priority=0, seed=0, **sampling):
-        request = GenerateRequest(tuple(prompt), SamplingParams(**sampling), priority=priority)
+    def add(self, prompt, *, leader=None, sample_index=0, seed=0, request=None, **sampling):
+        request = GenerateRequest(tuple(prompt), SamplingParams(**sampling), **(request or {}))
         sequence = Sequence(
             request,
             arrival=self.arrival,
@@ -52,7 +55,7 @@ class Simulation:
             sample_index=sample_index,
         )
         self.arrival += 1
-        self.scheduler.add(sequence)
+        self.scheduler.add(sequence, self.now_s)
         return sequence
 
     def expected(self, sequence):
@@ -72,7 +75,7 @@ class Simulation:
 
     def step(self, *, fails=False):
         """Run one step; give its updates."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.now_s)
         self.plans.append(plan)
         if fails:
             return self.scheduler.fail(plan, DeviceError("injected"))

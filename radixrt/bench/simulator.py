@@ -1,0 +1,334 @@
+"""Replay a workload through the production scheduler and cache, with a step-time model in place of a device.
+
+plan and commit are those of the engine; forward and sample are replaced by arithmetic: a step takes
+fixed + per_token * tokens + per_pair * attention pairs seconds of a clock that nobody waits for, and the sampled
+tokens are those of the workload.
+
+A run of steps in which nothing but decoding can happen is planned as one step: every sequence gets its next k - 1
+tokens at once, as if a grammar had forced them, and the step costs the seconds of k steps. k ends with the first
+sequence that ends and before the next arrival, so first tokens and ends fall on the same instants as step by step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from radixrt.bench.machines import Machine
+from radixrt.bench.workloads import SimRequest
+from radixrt.config import SchedConfig
+from radixrt.errors import InvariantViolation
+from radixrt.kv.cache import PrefixCache
+from radixrt.sched.latency import load_of
+from radixrt.sched.plan import ChunkResult, StepPlan, StepResult
+from radixrt.sched.scheduler import Scheduler
+from radixrt.sched.sequence import Sequence as RunningSequence
+from radixrt.sched.sequence import SequenceStatus
+from radixrt.types import GenerateRequest, SamplingParams
+
+EOS = -1  # no workload's token
+MIN_MERGED_STEPS = 3
+STEPS_PER_WASTE_SAMPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What happened to one request; times in seconds of the simulated clock.
+
+    Attributes:
+        admitted_s: begin of its first step.
+        num_cached: prompt tokens taken from the cache at its first admission.
+        num_skips: steps in which a later arrival was admitted before it.
+    """
+
+    arrived_s: float
+    admitted_s: float
+    first_token_s: float
+    ended_s: float
+    num_prompt_tokens: int
+    num_cached: int
+    num_skips: int
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_token_s - self.arrived_s
+
+    @property
+    def wait_s(self) -> float:
+        return self.admitted_s - self.arrived_s
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The result of one run; `records[i]` belongs to request i.
+
+    Attributes:
+        num_computed_tokens: positions that went through the model, recomputation included.
+        num_steps: steps of the machine; num_plans: plans of the scheduler (a merged one counts once).
+        kv_waste: slots in used pages that hold nothing / slots in used pages, over the steps.
+    """
+
+    records: tuple[RequestRecord, ...]
+    num_computed_tokens: int
+    num_evicted_pages: int
+    num_preemptions: int
+    most_skips: int
+    num_steps: int
+    num_plans: int
+    kv_waste: float
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(record.num_prompt_tokens for record in self.records)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(record.num_cached for record in self.records)
+
+    @property
+    def hit_rate(self) -> float:
+        """Prompt tokens from the cache / prompt tokens."""
+        return self.num_cached_tokens / max(self.num_prompt_tokens, 1)
+
+    @property
+    def makespan_s(self) -> float:
+        return max((record.ended_s for record in self.records), default=0.0)
+
+
+class _Progress:
+    """One request on its way through the simulation."""
+
+    __slots__ = ("admitted_s", "arrived_s", "ended_s", "first_token_s", "index", "request", "sequence")
+
+    def __init__(
+        self, index: int, request: SimRequest, sequence: RunningSequence, *, arrived_s: float
+    ) -> None:
+        self.index = index
+        self.request = request
+        self.sequence = sequence
+        self.arrived_s = arrived_s
+        self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
+        self.ended_s: float | None = None
+
+    @property
+    def num_outputs_left(self) -> int:
+        return len(self.request.output_ids) - self.sequence.num_output_tokens
+
+    def next_token(self) -> int:
+        place = self.sequence.num_output_tokens
+        return self.request.output_ids[place] if place < len(self.request.output_ids) else EOS
+
+    def record(self) -> RequestRecord:
+        if self.admitted_s is None or self.first_token_s is None or self.ended_s is None:
+            raise InvariantViolation(f"request {self.index} did not end")
+        return RequestRecord(
+            arrived_s=self.arrived_s,
+            admitted_s=self.admitted_s,
+            first_token_s=self.first_token_s,
+            ended_s=self.ended_s,
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_cached=self.sequence.num_cached,
+            num_skips=self.sequence.num_skips,
+        )
+
+
+class Simulation:
+    """Own the clock, the requests that have not come yet and the progress of those that have.
+
+    Invariants: now_s never goes back; every request that came is in the scheduler until it has ended.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[SimRequest],
+        *,
+        cache: PrefixCache,
+        config: SchedConfig,
+        machine: Machine,
+        merges_steps: bool = True,
+    ) -> None:
+        self.scheduler = Scheduler(cache, config)
+        self.now_s = 0.0
+        self.busy_s = 0.0  # time spent in steps
+        self._machine = machine
+        self._merges_steps = merges_steps
+        self._requests = requests
+        self._children: dict[int, list[int]] = {}
+        self._to_come: list[tuple[float, int]] = []  # heap of (arrival, index)
+        self._progress: dict[RunningSequence, _Progress] = {}
+        self._done: list[RequestRecord | None] = [None] * len(requests)
+        self._num_computed_tokens = self._num_steps = self._num_plans = 0
+        self._num_slots = self._num_unused_slots = 0
+        self._num_arrived = 0
+        self._num_merged = 1  # steps that the next plan stands for
+        for index, request in enumerate(requests):
+            if not cache.fits_ever(request.num_max_total):
+                raise InvariantViolation(f"request {index} never fits; leave it out with Workload.fitting")
+            if request.parent is None:
+                heapq.heappush(self._to_come, (request.arrival_s, index))
+            else:
+                self._children.setdefault(request.parent, []).append(index)
+
+    def run(self) -> Replay:
+        """Run until every request has ended.
+
+        Raises:
+            InvariantViolation: the scheduler plans nothing although requests wait, or it loses one.
+        """
+        while self.advance():
+            pass
+        return self._replay()
+
+    def advance(self) -> bool:
+        """Plan and carry out one step, or let time pass until the next arrival; False = all have ended."""
+        self._take_arrivals()
+        if self.scheduler.is_idle and not self._to_come:
+            return False
+        plan = StepPlan() if self.scheduler.is_idle else self.scheduler.plan(self.now_s)
+        if plan.chunks or plan.preempted:
+            self._step(plan, self._num_merged)
+            self._num_merged = self._merge(plan) if self._merges_steps else 1
+        elif self._to_come:
+            self.now_s = self._to_come[0][0]
+        else:
+            raise InvariantViolation(f"{len(self.scheduler.waiting)} requests wait for ever")
+        return True
+
+    def _take_arrivals(self) -> None:
+        while self._to_come and self._to_come[0][0] <= self.now_s:
+            arrived_s, index = heapq.heappop(self._to_come)
+            request = self._requests[index]
+            generate = GenerateRequest(
+                # The scheduler takes its length and copies it: no need for a tuple of Python integers.
+                cast("tuple[int, ...]", request.prompt_ids),
+                SamplingParams(max_tokens=request.max_tokens, temperature=0.0),
+                namespace=request.namespace,
+                label=request.label,
+            )
+            sequence = RunningSequence(generate, arrival=self._num_arrived, seed=0, eos_ids=frozenset((EOS,)))
+            self._num_arrived += 1
+            self._progress[sequence] = _Progress(index, request, sequence, arrived_s=arrived_s)
+            self.scheduler.add(sequence, arrived_s)
+
+    def _step(self, plan: StepPlan, num_merged: int) -> None:
+        """Carry out a plan: advance the clock, sample, commit, and take down who started and ended."""
+        began_s = self.now_s
+        num_tokens, num_pairs = load_of(plan.chunks)
+        seconds = self._machine.seconds(num_tokens, num_pairs, num_steps=num_merged)
+        self.now_s += seconds
+        self.busy_s += seconds
+        self._num_plans += 1
+        self._num_steps += num_merged
+        results = []
+        for chunk in plan.chunks:
+            self._num_computed_tokens += chunk.num_tokens
+            progress = self._progress[chunk.sequence]
+            if progress.admitted_s is None:
+                progress.admitted_s = began_s
+            token_id = None
+            if chunk.wants_sample:
+                token_id = progress.next_token()
+                if progress.first_token_s is None:
+                    progress.first_token_s = self.now_s
+            results.append(ChunkResult(token_id))
+        self.scheduler.commit(plan, StepResult(tuple(results)))
+        self._count_waste(num_merged)
+        if num_merged == 1:
+            self.scheduler.observe(plan, seconds)
+        for chunk in plan.chunks:
+            if chunk.sequence.status is SequenceStatus.FINISHED:
+                self._end(self._progress.pop(chunk.sequence))
+
+    def _end(self, progress: _Progress) -> None:
+        progress.ended_s = self.now_s
+        self._done[progress.index] = progress.record()
+        for child in self._children.get(progress.index, ()):
+            heapq.heappush(self._to_come, (self.now_s + self._requests[child].arrival_s, child))
+
+    def _merge(self, plan: StepPlan) -> int:
+        """Give the running sequences what they will decode in the next steps; give how many steps that is."""
+        running = self.scheduler.running
+        only_decodes = all(chunk.start >= chunk.sequence.num_prompt_tokens for chunk in plan.chunks)
+        is_steady = len(plan.chunks) == len(running) and not plan.preempted and only_decodes
+        if not is_steady or any(sequence.num_pending != 1 for sequence in running):
+            return 1
+        ready = [self._progress[sequence] for sequence in running]
+        num_steps = min(
+            1 + min(progress.num_outputs_left for progress in ready),
+            self.scheduler.config.max_step_tokens // len(running),
+            self._num_steps_before_arrival(ready),
+        )
+        cache = self.scheduler.cache
+        num_pages = sum(
+            cache.num_pages_for(sequence.num_total + num_steps) - cache.num_pages_for(sequence.num_computed)
+            for sequence in running
+        )
+        if num_steps < MIN_MERGED_STEPS or num_pages > cache.num_obtainable_pages:
+            return 1
+        for progress in ready:
+            place = progress.sequence.num_output_tokens
+            progress.sequence.token_ids.extend(progress.request.output_ids[place : place + num_steps - 1])
+        return num_steps
+
+    def _num_steps_before_arrival(self, ready: Sequence[_Progress]) -> int:
+        """Give how many steps begin before the next arrival (too few rather than too many)."""
+        if not self._to_come:
+            return 1 << 30
+        num_pairs = sum(progress.sequence.num_total for progress in ready)
+        machine = self._machine
+        step_s = (
+            machine.fixed_s
+            + len(ready) * machine.per_token_s
+            + (num_pairs + 64 * len(ready)) * machine.per_pair_s
+        )
+        return int((self._to_come[0][0] - self.now_s) / step_s)
+
+    def _count_waste(self, num_steps: int) -> None:
+        if self._num_plans % STEPS_PER_WASTE_SAMPLE == 0:
+            num_slots, num_unused = count_slots(self.scheduler.cache, self.scheduler.running)
+            self._num_slots += num_slots * num_steps
+            self._num_unused_slots += num_unused * num_steps
+
+    def _replay(self) -> Replay:
+        records = tuple(record for record in self._done if record is not None)
+        if len(records) != len(self._requests) or self._progress:
+            raise InvariantViolation(f"{len(self._requests) - len(records)} requests were lost")
+        return Replay(
+            records=records,
+            num_computed_tokens=self._num_computed_tokens,
+            num_evicted_pages=self.scheduler.cache.counters.num_evicted_pages.total(),
+            num_preemptions=self.scheduler.num_preemptions,
+            most_skips=self.scheduler.most_skips,
+            num_steps=self._num_steps,
+            num_plans=self._num_plans,
+            kv_waste=self._num_unused_slots / max(self._num_slots, 1),
+        )
+
+
+def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple[int, int]:
+    """Give the slots of all pages that are in use, and those of them that hold no computed token. Changes: nothing.
+
+    A page counts once, whoever holds it.
+    Cost: O(nodes + pages of running sequences).
+    """
+    page_size = cache.page_size
+    num_pages = cache.pool.capacity - cache.pool.num_free
+    unused: dict[int, int] = {}  # page -> slots without a token, only of pages that are not full
+    full: set[int] = set()
+    for node in cache.tree.nodes():
+        if rest := -node.num_tokens % page_size:
+            unused[node.pages[-1]] = rest
+    for sequence in running:
+        if sequence.lease is None:
+            continue
+        num_full = sequence.num_computed // page_size
+        for place in range(num_full, len(sequence.lease.pages)):
+            page = sequence.lease.pages[place]
+            rest = min(page_size, (place + 1) * page_size - sequence.num_computed)
+            unused[page] = min(rest, unused.get(page, page_size))
+        full.update(sequence.lease.pages[:num_full])
+    num_unused = sum(rest for page, rest in unused.items() if page not in full)
+    return num_pages * page_size, num_unused

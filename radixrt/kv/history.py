@@ -1,0 +1,66 @@
+"""What was evicted lately, when and for whom: the memory behind "why did my prefix miss"."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from radixrt.kv.radix import Eviction, num_common_tokens
+from radixrt.types import Namespace
+
+MAX_RECORDS = 1024
+MAX_RECORD_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRecord:
+    """A prefix that lost its tail.
+
+    Attributes:
+        tokens: packed tokens that were cached before.
+        num_kept_tokens: how many of them stayed.
+        at_s: by the scheduler's clock.
+        reason: "room" (another sequence needed pages) or "cleared".
+        label: of the request that needed the room.
+    """
+
+    namespace: Namespace
+    tokens: bytes
+    num_kept_tokens: int
+    at_s: float
+    reason: str
+    label: str
+
+
+class EvictionLog:
+    """Keep the last evictions, at most MAX_RECORDS and MAX_RECORD_BYTES of tokens."""
+
+    def __init__(self) -> None:
+        self._records: deque[EvictionRecord] = deque()
+        self._num_bytes = 0
+
+    def add(self, eviction: Eviction, *, at_s: float, reason: str, label: str) -> None:
+        """Remember one eviction."""
+        self._records.append(
+            EvictionRecord(eviction.namespace, eviction.tokens, eviction.num_kept_tokens, at_s, reason, label)
+        )
+        self._num_bytes += len(eviction.tokens)
+        while len(self._records) > MAX_RECORDS or self._num_bytes > MAX_RECORD_BYTES:
+            self._num_bytes -= len(self._records.popleft().tokens)
+
+    def longest(
+        self, namespace: Namespace, tokens: bytes, *, min_tokens: int
+    ) -> tuple[int, EvictionRecord | None]:
+        """Find the eviction that cost `tokens` most; give what would be cached without it, and its record.
+
+        Args:
+            min_tokens: what is cached now; only more than that counts.
+        Cost: one comparison per record.
+        """
+        best, found = min_tokens, None
+        for record in self._records:
+            if record.namespace == namespace:
+                num_common = num_common_tokens(record.tokens, tokens)
+                if num_common > max(best, record.num_kept_tokens):
+                    best, found = num_common, record
+        return best, found

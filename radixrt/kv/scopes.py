@@ -1,0 +1,98 @@
+"""Scopes: prefixes that someone still needs, kept until the scope is closed, runs out of time or stands in the way.
+
+A scope holds the whole pages of what its requests published, one reference each. Held pages are the last to be
+evicted, not exempt: when everything else is not enough, the scope used longest ago is broken first, so that held
+pages can never stop a running sequence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from radixrt.errors import InvariantViolation
+from radixrt.kv.pool import PagePool
+
+
+class Scope:
+    """What one scope holds. Owned by Scopes."""
+
+    __slots__ = ("expires_at_s", "pages", "ttl_s")
+
+    def __init__(self, ttl_s: float, now_s: float) -> None:
+        self.ttl_s = ttl_s
+        self.expires_at_s = now_s + ttl_s
+        self.pages: set[int] = set()
+
+
+class Scopes:
+    """Own the open scopes, least recently used first.
+
+    Invariants: one pool reference per page and scope; num_held_pages <= max_pages.
+    """
+
+    def __init__(self, pool: PagePool, *, max_pages: int) -> None:
+        self._pool = pool
+        self._max_pages = max_pages
+        self._scopes: OrderedDict[int, Scope] = OrderedDict()
+        self.num_held_pages = 0
+        self.num_broken = 0
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    def __contains__(self, scope_id: int) -> bool:
+        return scope_id in self._scopes
+
+    def open(self, scope_id: int, *, ttl_s: float, now_s: float) -> None:
+        """Begin a scope; it ends by itself ttl_s after its last use."""
+        if scope_id in self._scopes:
+            raise InvariantViolation(f"scope {scope_id} is open already")
+        self._scopes[scope_id] = Scope(ttl_s, now_s)
+
+    def hold(self, scope_id: int, pages: Iterable[int], *, now_s: float) -> bool:
+        """Add pages to a scope, in order, as far as max_pages allows; False if it is closed (nothing happens)."""
+        scope = self._scopes.get(scope_id)
+        if scope is None:
+            return False
+        scope.expires_at_s = now_s + scope.ttl_s
+        self._scopes.move_to_end(scope_id)
+        fresh = [page for page in pages if page not in scope.pages]
+        fresh = fresh[: self._max_pages - self.num_held_pages]
+        self._pool.retain(fresh)
+        scope.pages.update(fresh)
+        self.num_held_pages += len(fresh)
+        return True
+
+    def close(self, scope_id: int) -> None:
+        """Let go of all that a scope holds. Closing twice is fine."""
+        scope = self._scopes.pop(scope_id, None)
+        if scope is not None:
+            self.num_held_pages -= len(scope.pages)
+            self._pool.release(scope.pages)
+
+    def expire(self, now_s: float) -> None:
+        """Close the scopes whose time is up."""
+        if self._scopes:
+            for scope_id in [key for key, scope in self._scopes.items() if scope.expires_at_s <= now_s]:
+                self.close(scope_id)
+
+    def break_oldest(self) -> bool:
+        """Close the scope used longest ago; False when there is none."""
+        if not self._scopes:
+            return False
+        self.close(next(iter(self._scopes)))
+        self.num_broken += 1
+        return True
+
+    def owners(self) -> Counter[int]:
+        """Count the references of all scopes, for the audit."""
+        return Counter(page for scope in self._scopes.values() for page in scope.pages)
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless the count of held pages is right and within its limit."""
+        num_held = sum(len(scope.pages) for scope in self._scopes.values())
+        if num_held != self.num_held_pages or num_held > self._max_pages:
+            raise InvariantViolation(
+                f"scopes hold {num_held} pages, count {self.num_held_pages}, may hold {self._max_pages}"
+            )

@@ -1,0 +1,265 @@
+"""WaitingList: who waits, in order of admission, without matching everybody again in every step.
+
+Three views of the same sequences:
+- by policy key in a heap; a key that became too good (its prefix was evicted) is corrected when it comes up;
+- by token ids, sorted, per namespace: those who share a prefix stand side by side, so that publishing a prefix
+  touches its neighbours only;
+- the urgent ones, passed over max_skips times, in order of arrival.
+
+A sequence whose prefix is being computed by a running one waits for it outside the heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from radixrt.errors import InvariantViolation
+from radixrt.kv.cache import PrefixCache
+from radixrt.kv.radix import PrefixMatch, num_common_tokens
+from radixrt.sched.policy import OrderKey, Policy
+from radixrt.sched.sequence import Sequence
+from radixrt.types import Namespace
+
+MAX_KEY_TOKENS = 4096  # longer common prefixes count as this long when waiting sequences are ordered
+
+
+class Candidate:
+    """A waiting sequence with what is known of its cached prefix.
+
+    Attributes:
+        tokens: packed leading tokens, at most MAX_KEY_TOKENS.
+        num_cached_pages: whole cached pages; may be too high after an eviction, never too low for long.
+        computed_by: the running sequence that is computing more of this one's prefix, or None.
+        is_urgent: it stands before everything that arrived later.
+        queued_key: the key under which it stands in the heap, or None.
+    """
+
+    __slots__ = ("computed_by", "is_urgent", "num_cached_pages", "queued_key", "sequence", "tokens")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.tokens = sequence.token_ids[: min(sequence.max_cached_tokens, MAX_KEY_TOKENS)].tobytes()
+        self.num_cached_pages = 0
+        self.computed_by: Sequence | None = None
+        self.is_urgent = False
+        self.queued_key: OrderKey | None = None
+
+
+class WaitingList:
+    """Own the waiting sequences and their order.
+
+    Invariants: every waiting sequence is in all its views exactly once; a candidate is in the heap unless it is
+    urgent or waits for another's prefix.
+    """
+
+    def __init__(self, cache: PrefixCache, policy: Policy, *, max_skips: int) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._max_skips = max_skips
+        self._candidates: dict[Sequence, Candidate] = {}
+        self._heap: list[tuple[OrderKey, int, Candidate]] = []
+        self._sorted: dict[Namespace, list[tuple[bytes, int, Candidate]]] = {}
+        self._urgent: list[tuple[int, Candidate]] = []
+        self._num_queued = itertools.count()  # breaks ties, so that candidates are never compared
+        self._waiters: dict[Sequence, list[Candidate]] = {}  # running prefill -> who waits for it
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._candidates)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._candidates
+
+    # -- coming and going -------------------------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait. Cost: one lookup, O(log n), one comparison per running prefill."""
+        candidate = Candidate(sequence)
+        self._candidates[sequence] = candidate
+        row = (candidate.tokens, sequence.arrival, candidate)
+        insort(self._sorted.setdefault(sequence.namespace, []), row, key=_place)
+        candidate.num_cached_pages = len(self.match(candidate).pages)
+        if sequence.num_skips >= self._max_skips and self._policy.is_fair:
+            self._make_urgent(candidate)
+            return
+        for other in self._waiters:
+            if other.namespace == sequence.namespace:
+                num_common = num_common_tokens(candidate.tokens, _prompt(other))
+                if self._shall_wait(candidate, other, num_common):
+                    self._wait_for(candidate, other)
+                    return
+        self._enqueue(candidate)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence wait no longer. Cost: O(log n) and one move of pointers."""
+        candidate = self._candidates.pop(sequence)
+        rows = self._sorted[sequence.namespace]
+        del rows[bisect_left(rows, (candidate.tokens, sequence.arrival), key=_place)]
+        if not rows:
+            del self._sorted[sequence.namespace]
+        candidate.queued_key = None
+        if candidate.computed_by is not None:
+            self._waiters[candidate.computed_by].remove(candidate)
+        if candidate.is_urgent:
+            del self._urgent[bisect_left(self._urgent, sequence.arrival, key=_arrival)]
+
+    def in_order(self, max_passed: int) -> Iterator[Candidate]:
+        """Give candidates in order of admission; those that are still here afterwards keep their place.
+
+        Args:
+            max_passed: stop after this many that were given and not admitted.
+        """
+        for _, candidate in list(self._urgent):
+            yield candidate
+        passed: list[Candidate] = []
+        try:
+            while self._heap and len(passed) < max_passed:
+                key, _, candidate = heapq.heappop(self._heap)
+                if key != candidate.queued_key:
+                    continue  # gone, waiting, or queued again under another key
+                candidate.queued_key = None
+                candidate.num_cached_pages = len(self.match(candidate).pages)
+                if self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens) > key:
+                    self._enqueue(candidate)
+                    continue
+                yield candidate
+                if candidate.sequence in self._candidates:
+                    passed.append(candidate)
+        finally:
+            for candidate in passed:
+                if candidate.computed_by is None and not candidate.is_urgent:
+                    self._enqueue(candidate)
+
+    def match(self, candidate: Candidate) -> PrefixMatch:
+        """Find a candidate's cached prefix now."""
+        sequence = candidate.sequence
+        return self._cache.lookup(
+            sequence.namespace, sequence.token_ids, max_tokens=sequence.max_cached_tokens
+        )
+
+    def is_urgent(self, candidate: Candidate) -> bool:
+        """Tell whether nothing that arrived later may pass it any more."""
+        return candidate.is_urgent
+
+    def make_urgent(self, sequence: Sequence) -> None:
+        """Let a sequence stand before all that arrived later (it would miss its target)."""
+        candidate = self._candidates[sequence]
+        if not candidate.is_urgent:
+            self._make_urgent(candidate)
+
+    def count_skips(self, youngest_admitted: int) -> None:
+        """Note that a sequence of this arrival was admitted: everybody older was passed over."""
+        for sequence, candidate in self._candidates.items():
+            if sequence.arrival < youngest_admitted:
+                sequence.num_skips += 1
+                if sequence.num_skips >= self._max_skips and self._policy.is_fair and not candidate.is_urgent:
+                    self._make_urgent(candidate)
+
+    def _make_urgent(self, candidate: Candidate) -> None:
+        candidate.is_urgent = True
+        candidate.queued_key = None
+        if candidate.computed_by is not None:
+            self._waiters[candidate.computed_by].remove(candidate)
+            candidate.computed_by = None
+        insort(self._urgent, (candidate.sequence.arrival, candidate), key=_arrival)
+
+    def _enqueue(self, candidate: Candidate) -> None:
+        key = self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens)
+        if key != candidate.queued_key:
+            candidate.queued_key = key
+            heapq.heappush(self._heap, (key, next(self._num_queued), candidate))
+
+    # -- prefixes ---------------------------------------------------------------------------------------
+
+    def published(self, namespace: Namespace, tokens: bytes) -> None:
+        """Raise the matches of those who share a prefix that is cached now.
+
+        Cost: O(log n + those raised). Walking away from the prefix's place, common prefixes only get shorter:
+        the first neighbour that has as much cached already ends the walk, since what it has cached covers
+        all that those behind it share with the new prefix.
+        """
+        for candidate, num_common in self._neighbours(namespace, tokens):
+            num_pages = num_common // self._cache.page_size
+            if num_pages > candidate.num_cached_pages:
+                candidate.num_cached_pages = num_pages
+                if candidate.queued_key is not None:
+                    self._enqueue(candidate)
+
+    def prefill_began(self, sequence: Sequence) -> None:
+        """Let those wait who share an uncached prefix, by a page or more, with a sequence that computes it now.
+
+        Cost: as `published`.
+        """
+        self._waiters.setdefault(sequence, [])
+        for candidate, num_common in self._neighbours(sequence.namespace, _prompt(sequence)):
+            is_free = candidate.computed_by is None and not candidate.is_urgent
+            if is_free and self._shall_wait(candidate, sequence, num_common):
+                self._wait_for(candidate, sequence)
+
+    def prefill_ended(self, sequence: Sequence) -> None:
+        """Release those who waited for a sequence's prefix (it is published, or it will never be)."""
+        for candidate in self._waiters.pop(sequence, []):
+            candidate.computed_by = None
+            self._enqueue(candidate)
+
+    def _shall_wait(self, candidate: Candidate, other: Sequence, num_common: int) -> bool:
+        """Tell whether a running prefill will offer at least a page more than is cached now."""
+        num_gained = num_common - candidate.num_cached_pages * self._cache.page_size
+        is_coming = num_gained >= self._cache.page_size and num_common > other.num_computed
+        return is_coming and self._cache.is_enabled
+
+    def _wait_for(self, candidate: Candidate, other: Sequence) -> None:
+        candidate.computed_by = other
+        candidate.queued_key = None
+        self._waiters[other].append(candidate)
+
+    def _neighbours(self, namespace: Namespace, tokens: bytes) -> Iterator[tuple[Candidate, int]]:
+        """Give those who share a page or more with `tokens` and have less of it cached, nearest first, each side."""
+        rows = self._sorted.get(namespace, [])
+        place = bisect_left(rows, (tokens, -1), key=_place)
+        for step in (-1, 1):
+            index = place - 1 if step < 0 else place
+            while 0 <= index < len(rows):
+                candidate = rows[index][2]
+                num_common = num_common_tokens(candidate.tokens, tokens)
+                num_pages = num_common // self._cache.page_size
+                if num_pages == 0 or candidate.num_cached_pages >= num_pages:
+                    break
+                yield candidate, num_common
+                index += step
+
+    # -- checking ---------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantViolation unless all views agree. Cost: O(n)."""
+        rows = [row[2] for rows in self._sorted.values() for row in rows]
+        if len(rows) != len(self._candidates) or {id(row) for row in rows} != {
+            id(item) for item in self._candidates.values()
+        }:
+            raise InvariantViolation("waiting sequences and their sorted view differ")
+        queued = {id(candidate) for key, _, candidate in self._heap if key == candidate.queued_key}
+        urgent = {id(candidate) for _, candidate in self._urgent}
+        waiting = {id(candidate) for waiters in self._waiters.values() for candidate in waiters}
+        for candidate in self._candidates.values():
+            views = [id(candidate) in view for view in (queued, urgent, waiting)]
+            if sum(views) != 1:
+                raise InvariantViolation(
+                    f"a waiting sequence stands in {sum(views)} of heap, urgent, waiters"
+                )
+
+
+def _place(row: tuple[bytes, int, Candidate]) -> tuple[bytes, int]:
+    return row[0], row[1]
+
+
+def _arrival(row: tuple[int, Candidate]) -> int:
+    return row[0]
+
+
+def _prompt(sequence: Sequence) -> bytes:
+    return sequence.token_ids[: min(sequence.num_prompt_tokens, MAX_KEY_TOKENS)].tobytes()

@@ -1,0 +1,72 @@
+"""A constrained answer is complete within max_tokens, or the request is refused with the number it needs."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from radixrt import Engine, FinishReason, GrammarSpec, InvalidRequest, SamplingParams
+from tests.support.models import tiny_model
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "mood": {"enum": ["happy", "sad"]},
+        "score": {"type": "number"},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["name", "age", "tags", "mood", "score", "ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
+    with Engine(folder, dtype="float32", checks="step", num_pages=400, threads=1) as engine:
+        yield engine
+
+
+def smallest(engine, grammar):
+    """The number that the refusal names."""
+    with pytest.raises(InvalidRequest, match="max_tokens must be at least") as caught:
+        engine.generate("x", SamplingParams(max_tokens=1, grammar=grammar))
+    assert caught.value.parameter == "max_tokens"
+    return int(re.search(r"at least (\d+)", str(caught.value))[1])
+
+
+def test_object_is_complete_at_every_budget(engine):
+    grammar = GrammarSpec.json_schema(SCHEMA)
+    needed = smallest(engine, grammar)
+    for max_tokens in range(needed, needed + 40, 3):
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=2.0, seed=max_tokens, grammar=grammar)
+        outputs = engine.generate([f"prompt {index}" for index in range(4)], sampling)
+        for output in outputs:
+            jsonschema.validate(json.loads(output.text), SCHEMA)
+            assert output.finish_reason is FinishReason.STOP
+            assert len(output.token_ids) <= max_tokens
+
+
+@pytest.mark.parametrize("pattern", ["a{3,40}b", "(x|yy)+(end|stop)", "[0-9]{2}:[0-9]{2}( pm)?"])
+def test_regex_is_complete_at_every_budget(engine, pattern):
+    grammar = GrammarSpec.regex(pattern)
+    needed = smallest(engine, grammar)
+    for max_tokens in range(needed, needed + 12):
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=5.0, seed=max_tokens, grammar=grammar, n=3
+        )
+        for sample in engine.generate("x", sampling).samples:
+            assert re.fullmatch(pattern, sample.text)
+            assert sample.finish_reason is FinishReason.STOP
+
+
+def test_closing_tokens_have_logprobs_too(engine):
+    grammar = GrammarSpec.regex("[a-z]{4,60};end")
+    sampling = SamplingParams(max_tokens=10, temperature=1.0, seed=3, grammar=grammar, logprobs=1)
+    output = engine.generate("x", sampling)
+    assert re.fullmatch("[a-z]{4,60};end", output.text)
+    assert [item.token_id for item in output.logprobs] == list(output.token_ids)

@@ -1,0 +1,60 @@
+import random
+
+from radixrt.sched.prediction import NUM_KEPT_LABELS, Demand, OutputLengths, peak_pages
+
+
+def test_without_observations_nothing_short_is_promised():
+    assert OutputLengths().predict("call", num_so_far=0, max_tokens=200) == 200
+
+
+def test_lengths_are_learned_per_label_and_fall_back_to_all():
+    lengths = OutputLengths()
+    for _ in range(10):
+        lengths.observe("short", 5)
+        lengths.observe("long", 80)
+    assert lengths.predict("short", num_so_far=0, max_tokens=200) == 5
+    assert lengths.predict("long", num_so_far=0, max_tokens=200) == 80
+    assert lengths.predict("new", num_so_far=0, max_tokens=200) == 80  # nine of ten of all
+
+
+def test_prediction_is_conditional_on_what_is_there_already():
+    lengths = OutputLengths()
+    for length in [3] * 20 + [50] * 5:
+        lengths.observe("call", length)
+    assert lengths.predict("call", num_so_far=4, max_tokens=200) == 50
+    assert lengths.predict("call", num_so_far=60, max_tokens=200) == 120
+    assert lengths.predict("call", num_so_far=60, max_tokens=61) == 61
+
+
+def test_old_lengths_and_labels_are_forgotten():
+    lengths = OutputLengths()
+    for length in [100] * 200 + [4] * 128:
+        lengths.observe("call", length)
+    assert lengths.predict("call", num_so_far=0, max_tokens=200) == 4
+    for index in range(NUM_KEPT_LABELS + 10):
+        lengths.observe(f"label {index}", 9)
+    assert len(lengths._by_label) == NUM_KEPT_LABELS
+
+
+def simulated_peak(demands, num_held):
+    """Grow everybody by a page at a time and end those that are done."""
+    running = [[demand.num_own_pages, demand.num_more_pages] for demand in demands]
+    held = peak = num_held
+    while running:
+        for item in [item for item in running if item[1] == 0]:
+            running.remove(item)
+            held -= item[0]
+        for item in running:
+            item[0] += 1
+            item[1] -= 1
+            held += 1
+        peak = max(peak, held)
+    return peak
+
+
+def test_peak_equals_a_simulation_of_growing_and_ending():
+    rng = random.Random(0)
+    for _ in range(200):
+        demands = [Demand(rng.randrange(9), rng.randrange(9)) for _ in range(rng.randrange(1, 7))]
+        held = sum(demand.num_own_pages for demand in demands) + rng.randrange(4)
+        assert peak_pages(demands, num_held_pages=held) == simulated_peak(demands, held)

@@ -1,0 +1,105 @@
+"""The waiting list keeps the exact order that matching everybody in every step would give."""
+
+import random
+
+import pytest
+
+from radixrt.sched.sequence import SequenceStatus
+from radixrt.types import FinishReason
+from tests.support.simulation import Simulation, output_of
+
+
+def best_by_hand(simulation):
+    """The candidate that a full scan prefers, among those that wait for nobody."""
+    waiting = simulation.scheduler.waiting
+    free = [item for item in waiting._candidates.values() if item.computed_by is None]
+    if urgent := [item for item in free if item.is_urgent]:
+        return min(urgent, key=lambda item: item.sequence.arrival).sequence
+    if not free:
+        return None
+    return min(free, key=lambda item: (-len(waiting.match(item).pages), item.sequence.arrival)).sequence
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_first_candidate_is_the_one_a_full_scan_finds(seed):
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 4])
+    simulation = Simulation(num_pages=rng.choice([30, 400]), page_size=page_size, max_running=3, max_skips=8)
+    stems = [[rng.randrange(2) for _ in range(40)] for _ in range(3)]
+    num_checked = 0
+    for _ in range(250):
+        if rng.random() < 0.5:
+            prompt = rng.choice(stems)[: rng.randrange(1, 40)] + [rng.randrange(2) for _ in range(3)]
+            if simulation.cache.fits_ever(len(prompt) + 3):
+                simulation.add(prompt, max_tokens=rng.randrange(1, 4))
+        if rng.random() < 0.05:
+            simulation.cache.clear()
+        wanted = best_by_hand(simulation)
+        order = [item.sequence for item in simulation.scheduler.waiting.in_order(1)]
+        if wanted is not None:
+            assert order[0] is wanted
+            num_checked += 1
+        simulation.step()
+        simulation.scheduler.check()
+    assert num_checked > 50
+
+
+def test_waiting_for_a_prefix_ends_with_the_one_who_computes_it():
+    simulation = Simulation(num_pages=400, page_size=4, max_step_tokens=8, max_running=4)
+    stem = [0, 1, 1, 0] * 10
+    first = simulation.add([*stem, 0, 0], max_tokens=2)
+    second = simulation.add([*stem, 1, 1], max_tokens=2)
+    simulation.step()
+    assert (first.status, second.status) == (SequenceStatus.RUNNING, SequenceStatus.WAITING)
+    simulation.scheduler.finish(first, FinishReason.ABORT)
+    simulation.scheduler.check()
+    simulation.finish_all()
+    assert output_of(second) == simulation.expected(second)
+    assert second.num_cached == 8  # what the aborted one had computed
+
+
+def test_urgent_request_does_not_wait_for_a_prefix():
+    simulation = Simulation(num_pages=400, page_size=4, max_step_tokens=8, max_skips=0)
+    stem = [0, 1, 1, 0] * 4
+    simulation.add([*stem, 0], max_tokens=1)
+    second = simulation.add([*stem, 1], max_tokens=1)
+    simulation.finish_all()
+    assert second.num_skips == 0
+    assert output_of(second) == simulation.expected(second)
+
+
+@pytest.mark.parametrize("policy", ["random", "dfs", "longest_prefix"])
+def test_ablation_arms_finish_everything(policy):
+    simulation = Simulation(policy=policy, num_pages=100, page_size=4, max_running=2, max_skips=4)
+    rng = random.Random(2)
+    sequences = [
+        simulation.add([rng.randrange(2) for _ in range(rng.randrange(2, 30))], max_tokens=3)
+        for _ in range(30)
+    ]
+    simulation.finish_all()
+    assert [output_of(item) for item in sequences] == [simulation.expected(item) for item in sequences]
+
+
+def test_preempted_pages_are_evicted_before_older_prefixes():
+    simulation = Simulation(num_pages=20, page_size=4)
+    old = [0, 0, 1, 1, 0, 1, 0, 1]
+    simulation.add(old, max_tokens=1)
+    simulation.finish_all()
+    young = simulation.add([1] * 16, max_tokens=20)
+    simulation.step()
+    simulation.scheduler._preempt(young)
+    simulation.cache.tree.evict(2)
+    assert simulation.cache.explain(young.namespace, old).num_cached_tokens == len(old) - 1
+
+
+def test_cheapest_to_bring_back_is_preempted():
+    simulation = Simulation(num_pages=100, page_size=4)
+    shared = [0, 1] * 16
+    simulation.add(shared, max_tokens=1)
+    simulation.finish_all()
+    oldest = simulation.add([1, 1, 0], max_tokens=30)
+    cheap = simulation.add([*shared, 1], max_tokens=30)  # all but a page of it stays in the tree
+    costly = simulation.add([1, 0] * 12, max_tokens=30)
+    simulation.step()
+    assert {oldest, cheap, costly} == set(simulation.scheduler.running)
+    assert simulation.scheduler._victim(oldest) is cheap
