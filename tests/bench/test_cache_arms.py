@@ -32,9 +32,12 @@ WORKLOADS = {
     "no_sharing": no_sharing(num_requests=200),
     "burst": burst(),
 }
+# With max_skips = 256 the same tree reaches 98%; the late first tokens remain.
 spends_its_skips = pytest.mark.xfail(
-    strict=True,
-    reason="most requests of the tree reach max_skips before the pool has served them: fcfs from then on",
+    strict=True, reason="who reached max_skips is served in order of arrival, its prefix evicted or not"
+)
+waits_for_other_trees = pytest.mark.xfail(
+    strict=True, reason="inner nodes wait, passed by nodes with longer cached prefixes that came later"
 )
 
 
@@ -70,7 +73,7 @@ def test_cache_aware_never_hits_less_than_fcfs(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=spends_its_skips) if name == "tree_in_a_small_pool" else name
+        pytest.param(name, marks=waits_for_other_trees) if name == "tree_in_a_small_pool" else name
         for name in WORKLOADS
     ],
 )
