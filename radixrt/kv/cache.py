@@ -243,13 +243,14 @@ class PrefixCache:
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
-    def touch(self, namespace: Namespace, token_ids: array[int]) -> None:
-        """Count a use of the cached prefix of token_ids, and of its pages' distances."""
+    def touch(self, namespace: Namespace, token_ids: array[int], *, num_cached_tokens: int) -> int:
+        """Count a use of the prefix of token_ids; give how many of its pages the cache once had and lost (sampled)."""
         self.counters.num_lookup_tokens += len(token_ids)
-        if self.is_enabled:
-            tokens = token_ids.tobytes()
-            self.tree.touch(namespace, tokens)
-            self.reuse.observe(namespace, tokens)
+        if not self.is_enabled:
+            return 0
+        tokens = token_ids.tobytes()
+        self.tree.touch(namespace, tokens)
+        return self.reuse.observe(namespace, tokens, num_cached_pages=num_cached_tokens // self.page_size)
 
     def publish(
         self, lease: PageLease, namespace: Namespace, token_ids: array[int], *, priority: int = 0

@@ -249,7 +249,11 @@ class Scheduler:
         return Demand(num_own_pages=num_own_pages, num_more_pages=max(num_pages - num_leased, 0))
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
-        self.cache.touch(sequence.namespace, sequence.token_ids)
+        num_lost = self.cache.touch(
+            sequence.namespace, sequence.token_ids, num_cached_tokens=lease.num_shared_tokens
+        )
+        if sequence.num_forwarded == 0:  # what a preempted one lost says nothing of the order
+            self.waiting.note_admission(has_lost_pages=num_lost > 0)
         self.most_skips = max(self.most_skips, sequence.num_skips)
         self.waiting.remove(sequence)
         self.running.append(sequence)

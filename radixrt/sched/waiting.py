@@ -1,7 +1,7 @@
 """WaitingList: who waits, in order of admission, without matching everybody again in every step.
 
 Three views of the same sequences:
-- by policy key in a heap; a key that became too good (its prefix was evicted) is corrected when it comes up;
+- by policy key in a heap (cache_aware also by arrival: its order is fcfs as long as no wanted prefix gets lost); a key that became too good (its prefix was evicted) is corrected when it comes up;
 - by token ids, sorted, per namespace: those who share a prefix stand side by side, so that publishing a prefix
   touches its neighbours only;
 - the urgent ones, passed over max_skips times, in order of arrival.
@@ -23,6 +23,7 @@ from radixrt.sched.policy import OrderKey, Policy
 from radixrt.sched.sequence import Sequence
 from radixrt.types import Namespace
 
+PRESSURE_ADMISSIONS = 512  # how long a lost prefix makes the order care for the cache
 MAX_KEY_TOKENS = 4096  # longer common prefixes count as this long when waiting sequences are ordered
 
 
@@ -63,6 +64,8 @@ class WaitingList:
         self._heap: list[tuple[OrderKey, int, Candidate]] = []
         self._sorted: dict[Namespace, list[tuple[bytes, int, Candidate]]] = {}
         self._urgent: list[tuple[int, Candidate]] = []
+        self._by_arrival: list[tuple[int, int, Candidate]] = []  # heap of the same ones as `_heap`
+        self._pressure_left = 0
         self._num_queued = itertools.count()  # breaks ties, so that candidates are never compared
         self._waiters: dict[Sequence, list[Candidate]] = {}  # running prefill -> who waits for it
 
@@ -118,22 +121,39 @@ class WaitingList:
             yield candidate
         passed: list[Candidate] = []
         try:
-            while self._heap and len(passed) < max_passed:
-                key, _, candidate = heapq.heappop(self._heap)
-                if key != candidate.queued_key:
-                    continue  # gone, waiting, or queued again under another key
-                candidate.queued_key = None
-                candidate.num_cached_pages = len(self.match(candidate).pages)
-                if self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens) > key:
-                    self._enqueue(candidate)
-                    continue
-                yield candidate
-                if candidate.sequence in self._candidates:
-                    passed.append(candidate)
+            while len(passed) < max_passed and (first := self._pop()) is not None:
+                yield first
+                if first.sequence in self._candidates:
+                    passed.append(first)
         finally:
             for candidate in passed:
                 if candidate.computed_by is None and not candidate.is_urgent:
                     self._enqueue(candidate)
+
+    def _pop(self) -> Candidate | None:
+        """Take the first candidate out of the heaps; None when they are empty."""
+        by_arrival = self._policy.needs_pressure and self._pressure_left == 0
+        while self._by_arrival if by_arrival else self._heap:
+            if by_arrival:
+                _, _, candidate = heapq.heappop(self._by_arrival)
+                if candidate.queued_key is None:
+                    continue  # gone, waiting for another's prefix, or given out already
+                candidate.queued_key = None
+                return candidate
+            key, _, candidate = heapq.heappop(self._heap)
+            if key != candidate.queued_key:
+                continue  # as above, or queued again under another key
+            candidate.queued_key = None
+            candidate.num_cached_pages = len(self.match(candidate).pages)
+            if self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens) > key:
+                self._enqueue(candidate)
+                continue
+            return candidate
+        return None
+
+    def note_admission(self, *, has_lost_pages: bool) -> None:
+        """Learn whether the cache loses prefixes that are wanted again: only then does order save anything."""
+        self._pressure_left = PRESSURE_ADMISSIONS if has_lost_pages else max(self._pressure_left - 1, 0)
 
     def match(self, candidate: Candidate) -> PrefixMatch:
         """Find a candidate's cached prefix now."""
@@ -173,6 +193,21 @@ class WaitingList:
         if key != candidate.queued_key:
             candidate.queued_key = key
             heapq.heappush(self._heap, (key, next(self._num_queued), candidate))
+            if self._policy.needs_pressure:
+                row = (candidate.sequence.arrival, next(self._num_queued), candidate)
+                heapq.heappush(self._by_arrival, row)
+                self._trim()
+
+    def _trim(self) -> None:
+        """Rebuild the heaps when most of their rows are out of date."""
+        if max(len(self._heap), len(self._by_arrival)) > 4 * len(self._candidates) + 64:
+            queued = [item for item in self._candidates.values() if item.queued_key is not None]
+            self._heap = [
+                (item.queued_key, next(self._num_queued), item) for item in queued if item.queued_key
+            ]
+            self._by_arrival = [(item.sequence.arrival, next(self._num_queued), item) for item in queued]
+            heapq.heapify(self._heap)
+            heapq.heapify(self._by_arrival)
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
