@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
 from radixrt.kv.history import EvictionLog, EvictionRecord
 from radixrt.kv.pool import PageCopy, PagePool
-from radixrt.kv.radix import TOKEN_BYTES, PrefixMatch, RadixTree, pack
+from radixrt.kv.radix import TOKEN_BYTES, NumWanted, PrefixMatch, RadixTree, pack
 from radixrt.kv.reuse import ReuseDistances
 from radixrt.kv.scopes import Scopes
 from radixrt.types import Namespace, TokenIds
@@ -106,6 +107,9 @@ class PrefixCache:
         self.scopes = Scopes(self.pool, max_pages=int(self.pool.capacity * MAX_SCOPE_SHARE))
         self.counters = CacheCounters()
         self.reuse = ReuseDistances(page_size * TOKEN_BYTES)
+        self.num_wanted: NumWanted | None = (
+            None  # set by the scheduler: what its waiting list needs goes last
+        )
         self.now_s = 0.0  # told by the scheduler, for scopes and the log
         self._log = EvictionLog()
         self._leases: set[PageLease] = set()
@@ -125,6 +129,10 @@ class PrefixCache:
     def num_leased_pages(self) -> int:
         """Distinct pages that live leases hold."""
         return len(self._leased)
+
+    def num_unleased(self, pages: Iterable[int]) -> int:
+        """Count the pages that no lease holds: admission would turn them from evictable into leased."""
+        return sum(page not in self._leased for page in pages)
 
     @property
     def num_obtainable_pages(self) -> int:
@@ -243,14 +251,13 @@ class PrefixCache:
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
-    def touch(self, namespace: Namespace, token_ids: array[int], *, num_cached_tokens: int) -> int:
-        """Count a use of the prefix of token_ids; give how many of its pages the cache once had and lost (sampled)."""
+    def touch(self, namespace: Namespace, token_ids: array[int]) -> None:
+        """Count a use of the cached prefix of token_ids, and of its pages' distances."""
         self.counters.num_lookup_tokens += len(token_ids)
-        if not self.is_enabled:
-            return 0
-        tokens = token_ids.tobytes()
-        self.tree.touch(namespace, tokens)
-        return self.reuse.observe(namespace, tokens, num_cached_pages=num_cached_tokens // self.page_size)
+        if self.is_enabled:
+            tokens = token_ids.tobytes()
+            self.tree.touch(namespace, tokens)
+            self.reuse.observe(namespace, tokens)
 
     def publish(
         self, lease: PageLease, namespace: Namespace, token_ids: array[int], *, priority: int = 0
@@ -298,7 +305,7 @@ class PrefixCache:
 
     def _evict(self, num_pages: int, *, reason: str, label: str) -> int:
         num_freed = 0
-        for eviction in self.tree.evict(num_pages):
+        for eviction in self.tree.evict(num_pages, num_wanted=self.num_wanted):
             num_freed += eviction.num_pages
             self._log.add(eviction, at_s=self.now_s, reason=reason, label=label)
         self.counters.num_evicted_pages[reason] += num_freed

@@ -29,6 +29,9 @@ from radixrt.kv.pool import PagePool
 from radixrt.types import DEFAULT_NAMESPACE, Namespace
 
 TOKEN_BYTES = array("i").itemsize
+MAX_SPARED = 64  # wanted leaves that one eviction looks at before it takes what comes
+
+NumWanted = Callable[[Namespace, bytes], int]
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
@@ -136,6 +139,8 @@ class RadixTree:
         self.pool = pool
         self.page_size = page_size
         self.num_pages = 0
+        self.num_spared = 0  # leaves that eviction passed over because someone waits for them
+        self.version = 0  # grows whenever a lookup may give something else
         self._page_bytes = page_size * TOKEN_BYTES
         self._eviction_key = eviction_key
         self._counter = 0
@@ -226,6 +231,7 @@ class RadixTree:
         Changes: tree and references. Pages for tokens that the tree holds already are left alone.
         """
         self._counter += 1
+        self.version += 1
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = RadixNode(None, b"", [], created=self._counter)
@@ -329,16 +335,31 @@ class RadixTree:
 
     # -- evicting ---------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> list[Eviction]:
+    def evict(self, num_pages: int, *, num_wanted: NumWanted | None = None) -> list[Eviction]:
         """Free up to num_pages pages that only the tree holds, from the tails of leaves in policy order.
 
+        Args:
+            num_wanted: gives how many leading tokens of a path someone waits for; those go last.
         Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
         Cost: O((num_pages + leaves held by others) * log leaves), and the length of the paths that are cut.
         """
+        spared: list[RadixNode] = []
+        evictions = self._evict(num_pages, num_wanted, spared)
+        self.num_spared += len(spared)
+        for node in spared:
+            node.last_used = self._counter  # being waited for counts as a use: others come up first next time
+            self._enqueue(node)
+        num_missing = num_pages - sum(eviction.num_pages for eviction in evictions)
+        if spared and num_missing:
+            evictions += self._evict(num_missing, None, [])
+        return evictions
+
+    def _evict(self, num_pages: int, num_wanted: NumWanted | None, spared: list[RadixNode]) -> list[Eviction]:
+        """Evict in policy order; leaves of which nothing may go while others are there are put into `spared`."""
         num_freed = 0
         evictions: list[Eviction] = []
         held: list[RadixNode] = []
-        while num_freed < num_pages and self._queue:
+        while num_freed < num_pages and self._queue and len(spared) < MAX_SPARED:
             key, _, node = heapq.heappop(self._queue)
             if key != node.queued_key:
                 continue  # it was queued again under a smaller key
@@ -348,16 +369,26 @@ class RadixTree:
             if key != self._eviction_key(node):
                 self._enqueue(node)
                 continue
-            if (eviction := self._truncate(node, num_pages - num_freed)) is not None:
+            num_kept = 0 if num_wanted is None else self._num_wanted_pages(node, num_wanted)
+            eviction = self._truncate(node, min(num_pages - num_freed, len(node.pages) - num_kept))
+            if eviction is not None:
                 evictions.append(eviction)
                 num_freed += eviction.num_pages
-            if node.pages:
-                held.append(node)
-            else:
+            if not node.pages:
                 self._remove(node)
+            elif num_kept == len(node.pages):
+                spared.append(node)
+            else:
+                held.append(node)
         for node in held:
             self._enqueue(node)
         return evictions
+
+    def _num_wanted_pages(self, leaf: RadixNode, num_wanted: NumWanted) -> int:
+        """Give how many leading pages of a leaf someone waits for."""
+        namespace, path = self._path(leaf)
+        num_before = len(path) // TOKEN_BYTES - leaf.num_tokens
+        return max(-(-(num_wanted(namespace, path) - num_before) // self.page_size), 0)
 
     def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction | None:
         """Drop pages that only the tree holds from a leaf's tail; None when there are none."""
@@ -377,6 +408,7 @@ class RadixTree:
         leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
         self.pool.release(dropped)
         self.num_pages -= len(dropped)
+        self.version += 1
         return Eviction(namespace, path, (len(path) - num_lost_bytes) // TOKEN_BYTES, len(dropped))
 
     def _path(self, node: RadixNode) -> tuple[Namespace, bytes]:

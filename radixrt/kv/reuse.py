@@ -36,24 +36,15 @@ class ReuseDistances:
         for place in range(self._now):
             self._add(place, 1)
 
-    def observe(self, namespace: Namespace, tokens: bytes, *, num_cached_pages: int = 0) -> int:
-        """Take in a use of all whole pages of a prompt.
-
-        Args:
-            num_cached_pages: how many of them the cache has.
-        Returns: how many of the others were used before, so that the cache has lost them (sampled).
-        Cost: O(pages + sampled pages * log MAX_TRACKED).
-        """
-        key, num_lost = hash(namespace), 0
-        for index in range(len(tokens) // self._page_bytes):
-            start = index * self._page_bytes
+    def observe(self, namespace: Namespace, tokens: bytes) -> None:
+        """Take in a use of all whole pages of a prompt. Cost: O(pages + sampled pages * log MAX_TRACKED)."""
+        key = hash(namespace)
+        for start in range(0, len(tokens) - self._page_bytes + 1, self._page_bytes):
             key = hash((key, tokens[start : start + self._page_bytes]))
             if key % SAMPLE_EVERY == 0:
-                num_lost += self._use(key) and index >= num_cached_pages
-        return num_lost
+                self._use(key)
 
-    def _use(self, key: int) -> bool:
-        """Take in a use of one page; tell whether an earlier one is remembered."""
+    def _use(self, key: int) -> None:
         if self._now == 2 * MAX_TRACKED:
             recent = sorted(self._last_used.items(), key=lambda item: item[1])[-MAX_TRACKED:]
             self._reset({kept: place for place, (kept, _) in enumerate(recent)})
@@ -67,7 +58,6 @@ class ReuseDistances:
         self._last_used[key] = self._now
         self._add(self._now, 1)
         self._now += 1
-        return last is not None
 
     def _add(self, place: int, value: int) -> None:
         index = place + 1

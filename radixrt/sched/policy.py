@@ -50,18 +50,14 @@ class Policy:
     Attributes:
         key: smallest first; never smaller for fewer cached pages.
         is_fair: max_skips holds.
-        needs_pressure: the key counts only while the cache loses prefixes that are wanted again; else the order is
-            fcfs. (Measured: without this, a tree of thought whose prefixes all fit the pool had the same hit rate
-            and a 1.5 times longer p99 of the time to first token than fcfs.)
     """
 
     key: Callable[[Sequence, int, bytes], OrderKey]
     is_fair: bool = True
-    needs_pressure: bool = False
 
 
 POLICIES: dict[str, Policy] = {
-    "cache_aware": Policy(cache_aware, needs_pressure=True),
+    "cache_aware": Policy(cache_aware),
     "fcfs": Policy(fcfs),
     "priority": Policy(priority),
     "random": Policy(random),

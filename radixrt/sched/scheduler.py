@@ -37,6 +37,7 @@ class Scheduler:
         self.config = config
         self.policy = POLICIES[config.policy]
         self.waiting = WaitingList(cache, self.policy, max_skips=config.max_skips)
+        cache.num_wanted = self.waiting.num_wanted
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.most_skips = 0
@@ -214,7 +215,7 @@ class Scheduler:
     def _lease(self, candidate: Candidate, demands: list[Demand]) -> PageLease | None:
         """Lease the pages of a waiting sequence; None = not now."""
         sequence = candidate.sequence
-        num_tokens = sequence.num_total
+        num_tokens, label = sequence.num_total, sequence.request.label
         match = self.waiting.match(candidate)
         leader = sequence.leader
         if leader is not None and leader.status is not SequenceStatus.FINISHED:
@@ -222,19 +223,31 @@ class Scheduler:
                 return None
             num_shared = min(sequence.num_prompt_tokens - 1, sequence.max_cached_tokens)
             if leader.lease is not None and num_shared > match.num_tokens:
+                shared = leader.lease.pages[: num_shared // self.cache.page_size]
+                if not self._has_room(sequence, shared, demands):
+                    return None
                 return self.cache.fork(
-                    leader.lease,
-                    num_shared_tokens=num_shared,
-                    num_tokens=num_tokens,
-                    label=sequence.request.label,
+                    leader.lease, num_shared_tokens=num_shared, num_tokens=num_tokens, label=label
                 )
-        num_fresh = self.cache.num_pages_for(num_tokens) - len(match.pages)
-        if self.running:
-            own = self._demand(sequence, num_own_pages=num_fresh)
-            num_held = self.cache.num_leased_pages + num_fresh
-            if peak_pages([*demands, own], num_held_pages=num_held) > self.cache.pool.capacity:
-                return None
-        return self.cache.admit(match, num_tokens=num_tokens, label=sequence.request.label)
+        if not self._has_room(sequence, match.pages, demands):
+            return None
+        return self.cache.admit(match, num_tokens=num_tokens, label=label)
+
+    def _has_room(self, sequence: Sequence, shared: Iterable[int], demands: list[Demand]) -> bool:
+        """Tell whether the predicted peak fits the pool with one more sequence, which would share these pages.
+
+        One page per running sequence is kept back: needs are rounded to pages, and a prediction is no promise.
+        """
+        if not self.running:
+            return True
+        shared = list(shared)
+        num_fresh = self.cache.num_pages_for(sequence.num_total) - len(shared)
+        num_held = self.cache.num_leased_pages + self.cache.num_unleased(shared) + num_fresh
+        num_free = self.cache.pool.capacity - len(self.running) - num_held
+        own = self._demand(sequence, num_own_pages=num_fresh)
+        if num_free < own.num_more_pages:
+            return False
+        return peak_pages([*demands, own], num_held_pages=num_held) <= num_held + num_free
 
     def _demand(self, sequence: Sequence, *, num_own_pages: int | None = None) -> Demand:
         """Say what a sequence holds alone and what it will lease until its predicted end."""
@@ -249,11 +262,7 @@ class Scheduler:
         return Demand(num_own_pages=num_own_pages, num_more_pages=max(num_pages - num_leased, 0))
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
-        num_lost = self.cache.touch(
-            sequence.namespace, sequence.token_ids, num_cached_tokens=lease.num_shared_tokens
-        )
-        if sequence.num_forwarded == 0:  # what a preempted one lost says nothing of the order
-            self.waiting.note_admission(has_lost_pages=num_lost > 0)
+        self.cache.touch(sequence.namespace, sequence.token_ids)
         self.most_skips = max(self.most_skips, sequence.num_skips)
         self.waiting.remove(sequence)
         self.running.append(sequence)

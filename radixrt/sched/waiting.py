@@ -1,7 +1,7 @@
 """WaitingList: who waits, in order of admission, without matching everybody again in every step.
 
 Three views of the same sequences:
-- by policy key in a heap (cache_aware also by arrival: its order is fcfs as long as no wanted prefix gets lost); a key that became too good (its prefix was evicted) is corrected when it comes up;
+- by policy key in a heap; a key that became too good (its prefix was evicted) is corrected when it comes up;
 - by token ids, sorted, per namespace: those who share a prefix stand side by side, so that publishing a prefix
   touches its neighbours only;
 - the urgent ones, passed over max_skips times, in order of arrival.
@@ -18,12 +18,11 @@ from collections.abc import Iterator
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
-from radixrt.kv.radix import PrefixMatch, num_common_tokens
+from radixrt.kv.radix import TOKEN_BYTES, PrefixMatch, num_common_tokens
 from radixrt.sched.policy import OrderKey, Policy
 from radixrt.sched.sequence import Sequence
 from radixrt.types import Namespace
 
-PRESSURE_ADMISSIONS = 512  # how long a lost prefix makes the order care for the cache
 MAX_KEY_TOKENS = 4096  # longer common prefixes count as this long when waiting sequences are ordered
 
 
@@ -35,15 +34,27 @@ class Candidate:
         num_cached_pages: whole cached pages; may be too high after an eviction, never too low for long.
         computed_by: the running sequence that is computing more of this one's prefix, or None.
         is_urgent: it stands before everything that arrived later.
+        match, matched_at: the last lookup, and the tree's version then.
         queued_key: the key under which it stands in the heap, or None.
     """
 
-    __slots__ = ("computed_by", "is_urgent", "num_cached_pages", "queued_key", "sequence", "tokens")
+    __slots__ = (
+        "computed_by",
+        "is_urgent",
+        "match",
+        "matched_at",
+        "num_cached_pages",
+        "queued_key",
+        "sequence",
+        "tokens",
+    )
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.tokens = sequence.token_ids[: min(sequence.max_cached_tokens, MAX_KEY_TOKENS)].tobytes()
         self.num_cached_pages = 0
+        self.match: PrefixMatch | None = None
+        self.matched_at = -1
         self.computed_by: Sequence | None = None
         self.is_urgent = False
         self.queued_key: OrderKey | None = None
@@ -64,8 +75,6 @@ class WaitingList:
         self._heap: list[tuple[OrderKey, int, Candidate]] = []
         self._sorted: dict[Namespace, list[tuple[bytes, int, Candidate]]] = {}
         self._urgent: list[tuple[int, Candidate]] = []
-        self._by_arrival: list[tuple[int, int, Candidate]] = []  # heap of the same ones as `_heap`
-        self._pressure_left = 0
         self._num_queued = itertools.count()  # breaks ties, so that candidates are never compared
         self._waiters: dict[Sequence, list[Candidate]] = {}  # running prefill -> who waits for it
 
@@ -131,18 +140,11 @@ class WaitingList:
                     self._enqueue(candidate)
 
     def _pop(self) -> Candidate | None:
-        """Take the first candidate out of the heaps; None when they are empty."""
-        by_arrival = self._policy.needs_pressure and self._pressure_left == 0
-        while self._by_arrival if by_arrival else self._heap:
-            if by_arrival:
-                _, _, candidate = heapq.heappop(self._by_arrival)
-                if candidate.queued_key is None:
-                    continue  # gone, waiting for another's prefix, or given out already
-                candidate.queued_key = None
-                return candidate
+        """Take the first candidate out of the heap; None when it is empty."""
+        while self._heap:
             key, _, candidate = heapq.heappop(self._heap)
             if key != candidate.queued_key:
-                continue  # as above, or queued again under another key
+                continue  # gone, waiting for another's prefix, or queued again under another key
             candidate.queued_key = None
             candidate.num_cached_pages = len(self.match(candidate).pages)
             if self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens) > key:
@@ -151,16 +153,28 @@ class WaitingList:
             return candidate
         return None
 
-    def note_admission(self, *, has_lost_pages: bool) -> None:
-        """Learn whether the cache loses prefixes that are wanted again: only then does order save anything."""
-        self._pressure_left = PRESSURE_ADMISSIONS if has_lost_pages else max(self._pressure_left - 1, 0)
-
     def match(self, candidate: Candidate) -> PrefixMatch:
         """Find a candidate's cached prefix now."""
-        sequence = candidate.sequence
-        return self._cache.lookup(
-            sequence.namespace, sequence.token_ids, max_tokens=sequence.max_cached_tokens
+        version = self._cache.tree.version
+        if candidate.match is None or candidate.matched_at != version:
+            sequence = candidate.sequence
+            candidate.match = self._cache.lookup(
+                sequence.namespace, sequence.token_ids, max_tokens=sequence.max_cached_tokens
+            )
+            candidate.matched_at = version
+        return candidate.match
+
+    def num_wanted(self, namespace: Namespace, tokens: bytes) -> int:
+        """Give how many leading tokens of a cached path somebody waits for. Cost: O(log n) comparisons.
+
+        The one who shares most stands next to the path's place. Beyond MAX_KEY_TOKENS all is taken to be wanted.
+        """
+        rows = self._sorted.get(namespace, [])
+        place = bisect_left(rows, (tokens, -1), key=_place)
+        longest = max(
+            (num_common_tokens(row[0], tokens) for row in rows[max(place - 1, 0) : place + 1]), default=0
         )
+        return len(tokens) // TOKEN_BYTES if longest >= MAX_KEY_TOKENS else longest
 
     def is_urgent(self, candidate: Candidate) -> bool:
         """Tell whether nothing that arrived later may pass it any more."""
@@ -193,21 +207,17 @@ class WaitingList:
         if key != candidate.queued_key:
             candidate.queued_key = key
             heapq.heappush(self._heap, (key, next(self._num_queued), candidate))
-            if self._policy.needs_pressure:
-                row = (candidate.sequence.arrival, next(self._num_queued), candidate)
-                heapq.heappush(self._by_arrival, row)
+            if len(self._heap) > 4 * len(self._candidates) + 64:
                 self._trim()
 
     def _trim(self) -> None:
-        """Rebuild the heaps when most of their rows are out of date."""
-        if max(len(self._heap), len(self._by_arrival)) > 4 * len(self._candidates) + 64:
-            queued = [item for item in self._candidates.values() if item.queued_key is not None]
-            self._heap = [
-                (item.queued_key, next(self._num_queued), item) for item in queued if item.queued_key
-            ]
-            self._by_arrival = [(item.sequence.arrival, next(self._num_queued), item) for item in queued]
-            heapq.heapify(self._heap)
-            heapq.heapify(self._by_arrival)
+        """Rebuild the heap without the rows that are out of date."""
+        self._heap = [
+            (item.queued_key, next(self._num_queued), item)
+            for item in self._candidates.values()
+            if item.queued_key is not None
+        ]
+        heapq.heapify(self._heap)
 
     # -- prefixes ---------------------------------------------------------------------------------------
 

@@ -91,7 +91,6 @@ def test_throughput_class_sets_no_limit():
 def test_request_at_risk_of_missing_its_first_token_goes_first():
     def first_admitted(**options):
         simulation = Simulation(num_pages=400, page_size=4, max_running=1, **options)
-        simulation.scheduler.waiting._pressure_left = 1000
         simulation.add([1] * 40, max_tokens=1)
         simulation.finish_all()
         late = simulation.add([0] * 8, max_tokens=1)

@@ -127,7 +127,6 @@ def admission_order(policy, *, max_skips=64, priorities=(0, 0, 0)):
     simulation = Simulation(policy=policy, max_running=1, max_skips=max_skips, num_pages=200)
     simulation.add([1] * 12, max_tokens=1)
     simulation.finish_all()
-    simulation.scheduler.waiting._pressure_left = 1000
     prompts = [[0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1] * 12 + [0]]
     for prompt, priority in zip(prompts, priorities, strict=True):
         simulation.add(prompt, max_tokens=2, request={"priority": priority})
@@ -155,7 +154,6 @@ def test_without_skips_every_policy_is_fcfs():
 
 def test_no_request_is_passed_over_more_than_max_skips_times():
     simulation = Simulation(policy="cache_aware", max_running=1, max_skips=3, num_pages=400)
-    simulation.scheduler.waiting._pressure_left = 1000
     simulation.add([1] * 8, max_tokens=1)
     simulation.finish_all()
     unlucky = simulation.add([0] * 8, max_tokens=1)

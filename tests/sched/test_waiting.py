@@ -20,24 +20,18 @@ def best_by_hand(simulation):
     return min(free, key=lambda item: (-len(waiting.match(item).pages), item.sequence.arrival)).sequence
 
 
-def test_order_is_fcfs_until_a_wanted_prefix_gets_lost():
-    simulation = Simulation(num_pages=1000, page_size=1, max_running=1)
-    stems = [[stem] * 100 for stem in (0, 1)]
-
-    def order_of(prompts):
-        sequences = [
-            simulation.add([*prompt, index % 2], max_tokens=1) for index, prompt in enumerate(prompts)
-        ]
-        first = len(simulation.plans)
+def test_eviction_spares_what_somebody_waits_for():
+    simulation = Simulation(num_pages=30, page_size=4, max_running=1)
+    old, young = [0, 1] * 16, [1, 1, 0, 0] * 8
+    for prompt in (old, young):
+        simulation.add(prompt, max_tokens=1)
         simulation.finish_all()
-        admitted = [chunk.sequence for plan in simulation.plans[first:] for chunk in plan.chunks]
-        return [sequences.index(item) for item in dict.fromkeys(admitted)]
-
-    order_of([stems[1]])
-    assert order_of([stems[0], stems[1], stems[0]]) == [0, 1, 2]  # the cache keeps both: nothing to gain
-    simulation.cache.clear()
-    order_of([stems[1]])  # it was cached once and is computed again
-    assert order_of([[0, 1] * 50, stems[1]]) == [1, 0]
+    blocking = simulation.add([0, 0, 1] * 18, max_tokens=3)  # needs room: the older prefix would go first
+    waiting = simulation.add([*old, 1, 1], max_tokens=1)
+    simulation.scheduler.waiting.make_urgent(blocking)
+    simulation.finish_all()
+    assert waiting.num_cached == len(old)
+    assert simulation.cache.explain(waiting.namespace, young).num_cached_tokens < len(young) - 1
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -47,7 +41,6 @@ def test_first_candidate_is_the_one_a_full_scan_finds(seed):
     simulation = Simulation(num_pages=rng.choice([30, 400]), page_size=page_size, max_running=3, max_skips=8)
     stems = [[rng.randrange(2) for _ in range(40)] for _ in range(3)]
     num_checked = 0
-    simulation.scheduler.waiting._pressure_left = 1 << 60
     for _ in range(250):
         if rng.random() < 0.5:
             prompt = rng.choice(stems)[: rng.randrange(1, 40)] + [rng.randrange(2) for _ in range(3)]
