@@ -2,6 +2,13 @@
 
 from radixrt.grammar.cache import GrammarCache
 from radixrt.grammar.compile import compile
-from radixrt.grammar.matcher import CompiledGrammar, EnforcementReport, GrammarMatcher
+from radixrt.grammar.matcher import CompiledGrammar, EnforcementReport, GrammarMatcher, MaskExplanation
 
-__all__ = ["CompiledGrammar", "EnforcementReport", "GrammarCache", "GrammarMatcher", "compile"]
+__all__ = [
+    "CompiledGrammar",
+    "EnforcementReport",
+    "GrammarCache",
+    "GrammarMatcher",
+    "MaskExplanation",
+    "compile",
+]

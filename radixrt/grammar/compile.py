@@ -8,7 +8,7 @@ import re
 import llguidance
 
 from radixrt.config import GrammarConfig
-from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar, first_line
+from radixrt.errors import GrammarTooCostly, InvalidRequest, first_line
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
@@ -26,9 +26,6 @@ DEFAULT_LIMITS = GrammarConfig()
 MAX_DFA_STATES = 2048 + 512
 MAX_UNICODE_DFA_STATES = 64
 _UNICODE_CLASS = re.compile(r"\\[wWDSpP]")
-_LARK_DIRECTIVE = re.compile(
-    r"^[ \t]*%(?!import\b|ignore\b)\w*|%(?:json|regex|lark|llguidance)\b", re.MULTILINE
-)
 
 
 def compile(
@@ -63,7 +60,7 @@ def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gramma
         case GrammarKind.REGEX:
             return _compile_regex(spec, vocabulary)
         case GrammarKind.LARK:
-            return _compile_lark(spec, vocabulary)
+            return _compile_lark(spec, vocabulary, config)
 
 
 def check_size(spec: GrammarSpec, config: GrammarConfig) -> None:
@@ -122,18 +119,14 @@ def _compile_regex(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Compiled
     )
 
 
-def _compile_lark(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> CompiledGrammar:
-    """Compile a Lark grammar that the engine takes as it is.
+def _compile_lark(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> CompiledGrammar:
+    """Compile a Lark grammar.
 
-    Forced runs are off: looking for them can make the engine loop for ever (`start: /a+/ /a/`).
+    Forced runs are off: looking for them can make the engine loop for ever.
     """
-    if directive := _LARK_DIRECTIVE.search(spec.text):
-        raise UnsupportedGrammar(
-            f"the Lark directive {directive[0].strip()} is not supported",
-            parameter="grammar",
-            value=directive[0],
-        )
+    from radixrt.grammar.lark_front import to_engine  # Lark takes a sixth of a second to import
+
     if not spec.text.strip():
         raise InvalidRequest("a Lark grammar must have a rule named start", parameter="grammar", value="")
-    grammar = llguidance.LLMatcher.grammar_from_lark(spec.text + '\n%llguidance {"no_forcing": true}\n')
+    grammar = llguidance.LLMatcher.grammar_from_lark(to_engine(spec.text, config))
     return LLGrammar(spec, vocabulary, grammar=grammar, report=EnforcementReport(engine=ENGINE))

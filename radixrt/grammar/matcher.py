@@ -31,6 +31,28 @@ class EnforcementReport:
     engine: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MaskExplanation:
+    """Why a mask holds a token or not.
+
+    Attributes:
+        token_id, token_bytes: the token; no bytes for one without text.
+        is_allowed: whether its bit is set.
+        num_fitting_bytes: how many of its bytes could come next.
+        reason: one sentence.
+        num_allowed: how many tokens the mask holds.
+        allowed_bytes: the bytes of some of them, the shortest first, at most 16.
+    """
+
+    token_id: int
+    token_bytes: bytes
+    is_allowed: bool
+    num_fitting_bytes: int
+    reason: str
+    num_allowed: int
+    allowed_bytes: tuple[bytes, ...]
+
+
 class GrammarMatcher(Protocol):
     """The grammar cursor of one sequence; owned by that sequence, not for two threads at once.
 
@@ -84,6 +106,10 @@ class GrammarMatcher(Protocol):
 
         The matcher does not advance. A token that could merge with what follows the run is left out.
         """
+        ...
+
+    def explain_mask(self, token_id: int) -> MaskExplanation:
+        """Tell why the next token may or may not be this one. The matcher does not advance."""
         ...
 
     def closing_run(self, max_tokens: int) -> list[int] | None:

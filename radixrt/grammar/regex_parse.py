@@ -12,6 +12,7 @@ from typing import Any
 
 from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar.regex_algebra import (
+    ALL_CHARS,
     ANY_CHAR,
     EMPTY,
     EVERYTHING,
@@ -24,6 +25,7 @@ from radixrt.grammar.regex_algebra import (
     either,
     invert,
     many,
+    meet,
     of_chars,
     then,
 )
@@ -45,9 +47,9 @@ def search_language(pattern: str, *, is_wide: bool = False) -> Language:
     return _Reader(is_wide).search(_parsed(pattern))
 
 
-def match_language(pattern: str) -> Language:
+def match_language(pattern: str, *, is_wide: bool = False) -> Language:
     """Give the strings that the pattern matches as a whole. Raises: as `search_language`."""
-    return _Reader(False).match(_parsed(pattern))
+    return _Reader(is_wide).match(_parsed(pattern))
 
 
 def _parsed(pattern: str) -> Any:
@@ -71,8 +73,11 @@ def _unsupported(reason: str) -> UnsupportedGrammar:
 class _Reader:
     """Translates the tree of Python's own parser, each part together with the strings that may follow it."""
 
-    def __init__(self, is_wide: bool) -> None:
+    def __init__(self, is_wide: bool, flags: int = 0) -> None:
         self._is_wide = is_wide
+        self._flags = flags
+        if flags & ~(re.UNICODE | re.IGNORECASE | re.DOTALL | re.VERBOSE):
+            raise _unsupported("it sets flags other than i, s and x")
 
     def search(self, tree: Any) -> Language:
         inner = self._sequence(list(tree), EVERYTHING, is_start=False)
@@ -100,14 +105,20 @@ class _Reader:
     def _item(self, item: Any, rest: Language, *, is_start: bool | None) -> Language:
         code, value = item
         if code in (codes.LITERAL, codes.NOT_LITERAL, codes.ANY, codes.IN):
+            if self._flags & re.IGNORECASE:
+                return then(of_chars(self._any_case(code, value)), rest)
             return then(of_chars(self._chars(code, value)), rest)
         if code == codes.BRANCH:
             return either(*(self._sequence(list(branch), rest, is_start=is_start) for branch in value[1]))
         if code == codes.SUBPATTERN:
             _, added, removed, body = value
-            if added or removed:
-                raise _unsupported("it sets flags")
-            return self._sequence(list(body), rest, is_start=is_start)
+            if (added or removed) and not _is_plain(body):
+                raise _unsupported("it sets flags around an anchor or a look-ahead")
+            flags = (self._flags | added) & ~removed
+            if flags == self._flags:
+                return self._sequence(list(body), rest, is_start=is_start)
+            inner = _Reader(self._is_wide, flags)
+            return then(inner._sequence(list(body), EMPTY, is_start=False), rest)
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
             return self._repeat(value, rest, is_start=is_start)
         if code == codes.AT:
@@ -140,13 +151,27 @@ class _Reader:
             raise _unsupported(f"{str(place).lower()} is not known here")
         return rest if is_start else NOTHING
 
+    def _any_case(self, code: Any, value: Any) -> Chars:
+        """Give the characters and their other cases; of ASCII letters alone."""
+        if code == codes.NOT_LITERAL:
+            return invert(self._any_case(codes.LITERAL, value))
+        if code == codes.IN and value and value[0][0] == codes.NEGATE:
+            return invert(self._any_case(codes.IN, value[1:]))
+        chars = self._chars(code, value)
+        if code == codes.ANY:
+            return chars
+        if any(high > 0x7F for _, high in chars):
+            raise _unsupported("letters beyond ASCII in any case are not known here")
+        letters = meet(chars, _ASCII_LETTERS)
+        return char_set([*chars, *((low ^ 0x20, high ^ 0x20) for low, high in letters)])
+
     def _chars(self, code: Any, value: Any) -> Chars:
         if code == codes.LITERAL:
             return char_set([(value, value)])
         if code == codes.NOT_LITERAL:
             return invert(char_set([(value, value)]))
         if code == codes.ANY:
-            return invert(_LINE_ENDS)
+            return ALL_CHARS if self._flags & re.DOTALL else invert(_LINE_ENDS)
         ranges: list[tuple[int, int]] = []
         is_inverse = False
         for kind, content in value:
@@ -184,6 +209,7 @@ def _is_plain(items: Any) -> bool:
     return True
 
 
+_ASCII_LETTERS: Chars = ((0x41, 0x5A), (0x61, 0x7A))
 _ASCII: dict[str, Chars] = {
     "digit": ((0x30, 0x39),),
     "word": char_set([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]),

@@ -71,6 +71,11 @@ class GrammarVocabulary:
     def closing_ranks(self) -> ClosingRanks:
         return ClosingRanks.build(self.vocab_bytes)
 
+    @cached_property
+    def byte_ids(self) -> dict[int, int]:
+        """Give the token id of each byte that is a token by itself."""
+        return {token[0]: token_id for token_id, token in enumerate(self.vocab_bytes) if len(token) == 1}
+
     def is_text(self, token_id: int) -> bool:
         """Tell whether the token has bytes, so that a constraint can allow it."""
         return 0 <= token_id < len(self.vocab_bytes) and self.vocab_bytes[token_id] != b""

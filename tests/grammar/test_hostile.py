@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,34 +21,34 @@ from tests.support.tokenizers import byte_tokenizer
 TOKENIZER = byte_tokenizer()
 JSON = GrammarKind.JSON_SCHEMA
 
-HOSTILE = {
-    "nesting": GrammarSpec(JSON, '{"type":"array","items":' * 1000 + "{}" + "}" * 1000),
-    "deep nesting": GrammarSpec(JSON, '{"items":' * 100_000 + "{}" + "}" * 100_000),
-    "ten megabytes": GrammarSpec(JSON, json.dumps({"title": "x" * 10_000_000})),
-    "nested repeats": GrammarSpec.regex("((a{1,50}){1,50}){1,20}"),
-    "nested repeats in a pattern": GrammarSpec.json_schema({"pattern": "^((a{1,50}){1,50}){1,20}$"}),
-    "nested repeats in a key": GrammarSpec.json_schema({"patternProperties": {"((a{1,50}){1,50}){1,20}": True}}),
-    "nested repeats in a token": GrammarSpec.lark("start: /((a{1,50}){1,50}){1,20}/"),
-    "long repeat": GrammarSpec.regex(".{0,100000}"),
-    "many words": GrammarSpec.regex("|".join(f"word{number}" for number in range(50_000))),
-    "many choices": GrammarSpec(GrammarKind.CHOICE, json.dumps([f"word{number}" for number in range(50_000)])),
-    "endless recursion": GrammarSpec.json_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
-    "remote reference": GrammarSpec.json_schema({"$ref": "https://example.com/schema"}),
-    "file reference": GrammarSpec.json_schema({"$ref": "file:///etc/passwd"}),
-    "open parenthesis": GrammarSpec.regex("(a"),
-    "backward range": GrammarSpec.regex("[z-a]"),
-    "no character": GrammarSpec.regex(r"[^\s\S]"),
-    "no end in lark": GrammarSpec.lark('start: a\na: "x" a'),
-    "NUL in lark": GrammarSpec.lark('start: "a\0b'),
-    "many splits": GrammarSpec.json_schema(
+HOSTILE: dict[str, Callable[[], GrammarSpec]] = {
+    "nesting": lambda: GrammarSpec(JSON, '{"type":"array","items":' * 1000 + "{}" + "}" * 1000),
+    "deep nesting": lambda: GrammarSpec(JSON, '{"items":' * 100_000 + "{}" + "}" * 100_000),
+    "ten megabytes": lambda: GrammarSpec(JSON, json.dumps({"title": "x" * 10_000_000})),
+    "nested repeats": lambda: GrammarSpec.regex("((a{1,50}){1,50}){1,20}"),
+    "nested repeats in a pattern": lambda: GrammarSpec.json_schema({"pattern": "^((a{1,50}){1,50}){1,20}$"}),
+    "nested repeats in a key": lambda: GrammarSpec.json_schema({"patternProperties": {"((a{1,50}){1,50}){1,20}": True}}),
+    "nested repeats in a token": lambda: GrammarSpec.lark("start: /((a{1,50}){1,50}){1,20}/"),
+    "long repeat": lambda: GrammarSpec.regex(".{0,100000}"),
+    "many words": lambda: GrammarSpec.regex("|".join(f"word{number}" for number in range(50_000))),
+    "many choices": lambda: GrammarSpec(GrammarKind.CHOICE, json.dumps([f"word{number}" for number in range(50_000)])),
+    "endless recursion": lambda: GrammarSpec.json_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+    "remote reference": lambda: GrammarSpec.json_schema({"$ref": "https://example.com/schema"}),
+    "file reference": lambda: GrammarSpec.json_schema({"$ref": "file:///etc/passwd"}),
+    "open parenthesis": lambda: GrammarSpec.regex("(a"),
+    "backward range": lambda: GrammarSpec.regex("[z-a]"),
+    "no character": lambda: GrammarSpec.regex(r"[^\s\S]"),
+    "no end in lark": lambda: GrammarSpec.lark('start: a\na: "x" a'),
+    "NUL in lark": lambda: GrammarSpec.lark('start: "a\0b'),
+    "many splits": lambda: GrammarSpec.json_schema(
         {"anyOf": [{"properties": {f"k{number}": {"type": "null"}}} for number in range(30)], "unevaluatedProperties": False}
     ),
-    "a product of cases": GrammarSpec.json_schema(
+    "a product of cases": lambda: GrammarSpec.json_schema(
         {"allOf": [{"anyOf": [{"required": [f"k{i}{j}"], "properties": {f"k{i}{j}": {}}} for j in range(8)]} for i in range(10)]}
     ),
-    "many dependencies": GrammarSpec.json_schema({"dependentRequired": {f"k{number}": ["z"] for number in range(100)}}),
-    "complement without end": GrammarSpec.json_schema({"type": "string", "not": {"pattern": "^(a|b)*a(a|b){30}$"}}),
-    "negated recursion": GrammarSpec.json_schema({"not": {"$ref": "#"}}),
+    "many dependencies": lambda: GrammarSpec.json_schema({"dependentRequired": {f"k{number}": ["z"] for number in range(100)}}),
+    "complement without end": lambda: GrammarSpec.json_schema({"type": "string", "not": {"pattern": "^(a|b)*a(a|b){30}$"}}),
+    "negated recursion": lambda: GrammarSpec.json_schema({"not": {"$ref": "#"}}),
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def cache() -> Iterator[GrammarCache]:
 def test_is_refused_in_time(cache: GrammarCache, name: str) -> None:
     started = time.process_time()
     with pytest.raises(RequestError):
-        cache.get(HOSTILE[name])
+        cache.get(HOSTILE[name]())
     assert time.process_time() - started < 2
     assert cache.get(GrammarSpec.regex("[a-z]{3}")).check("abc")
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar.engines.byte_dfa import DEAD, ByteDFA
-from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
+from radixrt.grammar.explain import explain
+from radixrt.grammar.matcher import EnforcementReport, MaskExplanation, MaskRow, check_row
 from radixrt.grammar.trie import ROOT, TokenTrie
 from radixrt.grammar.vocabulary import MAX_FORCED_BYTES, GrammarVocabulary, pack_mask
 from radixrt.types import GrammarSpec
@@ -214,6 +215,9 @@ class DFAMatcher:
     def forced_tokens(self) -> list[int]:
         data, is_end = self._grammar.forced_bytes(self._position.state)
         return self._grammar.vocabulary.canonical_run(data, is_end=is_end) if data else []
+
+    def explain_mask(self, token_id: int) -> MaskExplanation:
+        return explain(self, self._grammar.vocabulary, token_id)
 
     def closing_run(self, max_tokens: int) -> list[int] | None:
         return self._grammar.closing_run(self._position.state, max_tokens)

@@ -9,7 +9,8 @@ import llguidance
 
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, UnsupportedGrammar
 from radixrt.grammar.closing import Closer
-from radixrt.grammar.matcher import EnforcementReport, MaskRow, check_row
+from radixrt.grammar.explain import explain
+from radixrt.grammar.matcher import EnforcementReport, MaskExplanation, MaskRow, check_row
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.types import GrammarSpec
 
@@ -188,6 +189,9 @@ class LLMatcher:
     def _raise_error(self) -> None:
         if self._cursor.is_error():
             raise GrammarDeadEnd(f"the grammar engine gave up: {self._cursor.get_error().splitlines()[0]}")
+
+    def explain_mask(self, token_id: int) -> MaskExplanation:
+        return explain(self, self._grammar.vocabulary, token_id)
 
     def closing_run(self, max_tokens: int) -> list[int] | None:
         return self._grammar.closer.run(self._cursor, max_tokens)
