@@ -27,6 +27,12 @@ class Expression:
     def __radd__(self, other: object) -> Block:
         return Block(flatten(other) + flatten(self))
 
+    def __format__(self, spec: str) -> str:
+        raise TypeError('a call cannot be part of an f-string: write "text" + gen(...) + "text"')
+
+    def __str__(self) -> str:
+        raise TypeError('a call cannot be turned into text: write "text" + gen(...) + "text"')
+
 
 @dataclass(frozen=True, slots=True)
 class Text(Expression):

@@ -216,7 +216,7 @@ class Program(Generic[P, R]):
         """Do `map` on the caller's event loop."""
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
             raise ValueError(f"max_concurrency must be a whole number of at least 1, got {max_concurrency!r}")
-        calls = [self._arguments_of(item) for item in items]
+        calls = [self._arguments_of(item, index) for index, item in enumerate(items)]
         waiting = iter(enumerate(calls))
         outcomes: dict[int, Outcome[ProgramResult[R]]] = {}
 
@@ -304,7 +304,7 @@ class Program(Generic[P, R]):
             )
         return backend
 
-    def _arguments_of(self, item: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments_of(self, item: object, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         match item:
             case tuple():
                 args, kwargs = item, {}
@@ -313,9 +313,13 @@ class Program(Generic[P, R]):
             case _:
                 raise TypeError(
                     f"{self.name}: an item is a mapping of keyword arguments or a tuple of positional ones, "
-                    f"got {type(item).__name__}"
+                    f"got {type(item).__name__} as item {index}"
                 )
-        self._check_arguments(args, kwargs)
+        try:
+            self._check_arguments(args, kwargs)
+        except TypeError as error:
+            error.add_note(f"in item {index}")
+            raise
         return args, kwargs
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

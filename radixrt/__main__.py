@@ -1,6 +1,6 @@
 """python -m radixrt"""
 
-from radixrt.cli import main
+from radixrt.launch import main
 
 if __name__ == "__main__":
     main()

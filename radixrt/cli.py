@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from radixrt import __version__
 from radixrt.bench.cache_cli import bench_cache
+from radixrt.cli_grammar import bench_grammar, grammar_app
 from radixrt.config import EngineConfig, environment_help, home_folder, option_specs
 from radixrt.errors import RadixrtError
 
@@ -32,6 +34,7 @@ app = typer.Typer(
 models_app = typer.Typer(no_args_is_help=True, help="The model files on this machine.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 app.add_typer(models_app, name="models")
+app.add_typer(grammar_app, name="grammar")
 app.add_typer(bench_app, name="bench")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
@@ -121,18 +124,26 @@ def run(
     options: dict[str, Any],
 ) -> None:
     """Run a program from a file and print its variables and where its tokens came from."""
-    from radixrt.programs import load_program, parse_arguments
+    from radixrt.programs import load_program, parse_arguments, short_traceback
 
     found = load_program(program)
     arguments = parse_arguments(found, arg or [])
     with _engine(options) as engine:
-        result = found.with_options(engine=engine).run(**arguments)
+        try:
+            result = found.with_options(engine=engine).run(**arguments)
+        except RadixrtError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's own code
+            errors.print(short_traceback(error), markup=False, soft_wrap=True)
+            raise typer.Exit(1) from None
     if as_json:
         values = {"value": result.value, "variables": result.variables, "text": result.text()}
         print(json.dumps(values, ensure_ascii=False, default=_plain))
         return
     console.print(result.text(), markup=False, soft_wrap=True)
     console.print()
+    if result.value is not None:
+        console.print(f"returned: {result.value!r}", markup=False, soft_wrap=True)
     for name, value in result.variables.items():
         console.print(f"{name}: {value!r}", markup=False, soft_wrap=True)
     console.print()
@@ -158,7 +169,9 @@ def _plain(value: Any) -> Any:
 def _engine(options: dict[str, Any]) -> Any:
     from radixrt.engine import Engine
 
-    return Engine(**options)
+    engine = Engine(**options)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C closes what is open
+    return engine
 
 
 def _describe(engine: Any, seconds: float) -> None:
@@ -244,6 +257,7 @@ def bench_engine(
 
 
 bench_app.command("cache")(bench_cache)
+bench_app.command("grammar")(bench_grammar)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import itertools
 import queue
 import random
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +66,7 @@ class Engine:
         if model is not None:
             options["model"] = str(model)
         config = EngineConfig.load(options)
-        folder = resolve_model(config.model.model, home=home_folder())
+        folder = resolve_model(config.model.model, home=home_folder(), show_progress=True)
         self.tokenizer = Tokenizer.from_folder(folder)
         self.config: ResolvedConfig = resolve(
             config,
@@ -236,7 +236,12 @@ class Engine:
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
-        return tuple(prompt)
+        token_ids: Any = prompt  # whatever the caller gave
+        if isinstance(token_ids, Seq) and not isinstance(token_ids, bytes | bytearray):
+            return tuple(token_ids)
+        raise InvalidRequest(
+            f"prompt must be text or token ids, got {type(prompt).__name__}", parameter="prompt", value=prompt
+        )
 
     def _checked(self, request: GenerateRequest) -> GenerateRequest:
         """Give the request with max_tokens cut to the context, or raise the RequestError it deserves."""
@@ -445,7 +450,7 @@ class ChunkStream(Iterator[OutputChunk]):
 def _as_prompts(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
     if isinstance(prompt, str):
         return [prompt], False
-    if isinstance(prompt, Mapping) or not isinstance(prompt, Seq):
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Seq):
         raise InvalidRequest(
             f"prompt must be text, token ids or a list of these, got {type(prompt).__name__}",
             parameter="prompt",
@@ -478,6 +483,8 @@ def _as_sampling(
 
 def _check_ids(parameter: str, token_ids: Seq[int], num_ids: int) -> None:
     try:
+        if bool in set(map(type, token_ids)):
+            raise TypeError
         values = array("q", token_ids)
     except (TypeError, OverflowError):
         raise InvalidRequest(

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -67,12 +68,21 @@ def load_program(target: str) -> RunnableProgram:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # so that annotations in the file can be resolved
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidRequest(
+            f"{file} cannot be loaded:\n{short_traceback(error)}", parameter="program", value=target
+        ) from error
     programs = {key: value for key, value in vars(module).items() if isinstance(value, RunnableProgram)}
     if not name and len(programs) == 1:
         return next(iter(programs.values()))
+    known = ", ".join(programs) or "none"
+    if not name:
+        raise InvalidRequest(
+            f"say which program of {file}: {file}:NAME (it has: {known})", parameter="program", value=target
+        )
     if name not in programs:
-        known = ", ".join(programs) or "none"
         raise InvalidRequest(
             f'{file} has no program "{name}" (it has: {known}).{suggest(name, programs)}',
             parameter="program",
@@ -129,6 +139,21 @@ def _parse(name: str, text: str, parameter: inspect.Parameter) -> Any:
             parameter=name,
             value=text,
         ) from None
+
+
+def short_traceback(error: BaseException) -> str:
+    """Give an error's traceback without the frames of this project and of installed packages."""
+    here = str(Path(__file__).parents[1])
+    trace = traceback.TracebackException.from_exception(error)
+    own = [
+        frame
+        for frame in trace.stack
+        if not frame.filename.startswith((here, sys.prefix, sys.base_prefix, "<frozen"))
+        or Path(frame.filename).parts[len(Path(here).parts) :][:1] == ("examples",)
+    ]
+    trace.stack = traceback.StackSummary.from_list(own)
+    trace.__context__ = trace.__cause__ = None
+    return "".join(trace.format()).rstrip()
 
 
 def source_of(program: RunnableProgram) -> str:

@@ -47,7 +47,7 @@ class ModelRunner:
         self.store.copy_pages(plan.page_copies)
         inputs = build_inputs(plan, page_size=self.store.layout.page_size, device=self.model.device)
         logits = self.model.forward(inputs, self.store)
-        return self._sample(plan, logits[:, : self.num_token_ids])
+        return self._sample(plan, logits)
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
         # Rows of logits, chunk after chunk: [its scored positions][its next token]
@@ -59,7 +59,8 @@ class ModelRunner:
             if chunk.wants_sample:
                 sample_at.append(row)
                 row += 1
-        drawn = sampler.sample(logits if len(sample_at) == len(logits) else logits[sample_at], rows)
+        drawable = logits[:, : self.num_token_ids]
+        drawn = sampler.sample(drawable if len(sample_at) == len(logits) else drawable[sample_at], rows)
         outcomes = iter(zip(drawn, sample_at, strict=True))
         results = []
         for chunk, scored in zip(plan.chunks, scored_at, strict=True):
@@ -71,7 +72,7 @@ class ModelRunner:
             if isinstance(outcome, RadixrtError):
                 results.append(ChunkResult(error=outcome))
             else:
-                results.append(ChunkResult(outcome, _logprob(chunk, logits[at], outcome), known))
+                results.append(ChunkResult(outcome, self._logprob(chunk, logits[at], outcome), known))
         return StepResult(tuple(results))
 
     def _score(self, chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
@@ -82,9 +83,11 @@ class ModelRunner:
             (sampling.prompt_logprobs if position < sequence.num_prompt_tokens else sampling.logprobs) or 0
             for position in chunk.scored
         ]
-        return tuple(sampler.token_logprobs(logits, token_ids, num_top))
+        return tuple(sampler.token_logprobs(logits, token_ids, num_top, num_token_ids=self.num_token_ids))
 
-
-def _logprob(chunk: Chunk, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
-    num_top = chunk.sequence.sampling.logprobs
-    return None if num_top is None else sampler.token_logprobs(logits[None], [token_id], [num_top])[0]
+    def _logprob(self, chunk: Chunk, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
+        num_top = chunk.sequence.sampling.logprobs
+        if num_top is None:
+            return None
+        num_ids = self.num_token_ids
+        return sampler.token_logprobs(logits[None], [token_id], [num_top], num_token_ids=num_ids)[0]

@@ -136,16 +136,19 @@ def _filter_row(weights: torch.Tensor, row: SampleRow) -> torch.Tensor:
     return result
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: Seq[int], num_top: Seq[int]) -> list[TokenLogprob]:
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Seq[int], num_top: Seq[int], *, num_token_ids: int | None = None
+) -> list[TokenLogprob]:
     """Give the natural-log probability of one token per row, with the row's likeliest alternatives.
 
     Args:
         logits: [N, V] float32, raw.
         token_ids, num_top: N token ids; how many alternatives each row reports, best first.
+        num_token_ids: alternatives are below this id; a model's padding columns count in the sum only.
     """
     if not token_ids:
         return []
-    logprobs = logits.log_softmax(dim=-1)
+    logprobs = logits.log_softmax(dim=-1)[:, :num_token_ids]
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None]).squeeze(1).tolist()
     top = logprobs.topk(max(max(num_top), 1), dim=-1)
     values, ids = top.values.tolist(), top.indices.tolist()

@@ -160,6 +160,8 @@ def _models_folder(home: Path) -> Path:
 
 def _locate(name: str, home: Path, catalog: Catalog) -> Location:
     models = _models_folder(home)
+    if not name:
+        raise UnknownModel("the model's name is empty", parameter="model", value=name)
     if name in catalog:
         return Location(name, models / name, catalog[name])
     path = Path(name).expanduser()

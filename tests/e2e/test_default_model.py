@@ -63,13 +63,44 @@ def solve(s, shots, question):
     s += f"Question: {question}\nAnswer:" + gen("answer", max_tokens=8, temperature=0)
 
 
-@pytest.mark.skipif(not GSM8K.is_dir(), reason="needs the GSM8K sample")
-def test_gsm8k_questions_compute_their_shared_prefix_once():
+def made_up_questions():
+    """Eight worked examples and 32 questions in the style of GSM8K."""
+    things = ["apples", "books", "coins", "pens", "cards", "stones", "cups", "eggs"]
+    shots = [
+        {
+            "question": f"Ann has {n + 3} boxes with {n + 5} {thing} each. She gives {n} {thing} to Tom and finds "
+            f"{n + 9} more on her way home. How many {thing} has Ann in the end?",
+            "answer": f"The boxes hold {n + 3} * {n + 5} = {(n + 3) * (n + 5)} {thing}. After the gift there are "
+            f"{(n + 3) * (n + 5) - n}. With those she found, Ann has {(n + 3) * (n + 5) + 9} {thing}.",
+        }
+        for n, thing in enumerate(things, start=2)
+    ]
+    questions = [
+        f"Ben buys {n} {things[n % 8]} a day. How many has he after {n + 2} days?" for n in range(32)
+    ]
+    return shots, questions
+
+
+def gsm8k_questions():
     read = [
         [json.loads(line) for line in (GSM8K / name).read_text(encoding="utf-8").splitlines()]
         for name in ("train_first200.jsonl", "test_first200.jsonl")
     ]
-    shots, questions = read[0][:8], [item["question"] for item in read[1][:32]]
+    return read[0][:8], [item["question"] for item in read[1][:32]]
+
+
+@pytest.mark.parametrize(
+    "questions_of",
+    [
+        made_up_questions,
+        pytest.param(
+            gsm8k_questions,
+            marks=pytest.mark.skipif(not GSM8K.is_dir(), reason="needs the GSM8K sample"),
+        ),
+    ],
+)
+def test_few_shot_questions_compute_their_shared_prefix_once(questions_of):
+    shots, questions = questions_of()
     with Engine(num_pages=2000) as engine:
         outcomes = solve.with_options(engine=engine).map([{"shots": shots, "question": q} for q in questions])
         calls = [call for outcome in outcomes for call in outcome.unwrap().calls]

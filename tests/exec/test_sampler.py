@@ -153,6 +153,14 @@ def test_logprobs_are_those_of_the_raw_logits():
     assert [value for _, value in second.top] == pytest.approx(values.tolist(), abs=1e-5)
 
 
+def test_padding_columns_count_in_the_sum_and_are_never_named():
+    logits = logits_of(1)
+    logits[0, V - 1] = 20.0
+    [found] = token_logprobs(logits, [3], [5], num_token_ids=V - 4)
+    assert found.logprob == pytest.approx(float(logits[0].double().log_softmax(-1)[3]), abs=1e-5)
+    assert all(token_id < V - 4 for token_id, _ in found.top)
+
+
 def test_uniform_numbers_depend_on_every_part_of_their_key():
     keys = [(seed, index, at) for seed in (0, 1, -1, 2**64 - 2) for index in (0, 1) for at in (0, 1, 7)]
     numbers = [uniform(*key) for key in keys]

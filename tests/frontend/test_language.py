@@ -420,3 +420,10 @@ def test_the_default_backend_serves_programs_that_name_none():
         assert chat.with_options(backend=ScriptedBackend(["own"])).run("q")["answer"] == "own"
     finally:
         set_default_backend(None)
+
+
+@pytest.mark.parametrize("make_text", [lambda call: f"a {call} b", str, lambda call: "%s" % call])  # noqa: UP031
+def test_a_call_in_an_f_string_is_an_error(make_text):
+    for call in (gen("x"), select("y", choices=["a"]), "a" + gen("x")):
+        with pytest.raises(TypeError, match=r"gen\(\.\.\.\)"):
+            make_text(call)
