@@ -189,7 +189,7 @@ def _complete(
             break
         tokens = run.forced()
         tally.num_forced += len(tokens)
-        if not tokens and step >= NUM_FREE_TOKENS:
+        if not tokens and step >= NUM_FREE_TOKENS and step % 64 == NUM_FREE_TOKENS % 64:
             tokens = run.closing(MAX_COMPLETION_TOKENS) or []
         if not tokens:
             started = _cpu_s()
