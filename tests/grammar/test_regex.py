@@ -178,3 +178,20 @@ def test_a_padded_vocabulary_has_no_bits_in_the_padding() -> None:
         bits = np.unpackbits(row.view(np.uint8), bitorder="little")
         assert bits[: TOKENIZER.vocab_size].any()
         assert not bits[TOKENIZER.vocab_size :].any()
+
+
+def test_an_empty_alternative_beside_everything() -> None:
+    """vllm PR 37642: `^(|.*)$` crashed or allowed nothing."""
+    grammar = compile(GrammarSpec.regex("^(|.*)$"), TOKENIZER)
+    assert grammar.check("")
+    assert grammar.check("日本 x")
+    assert not grammar.check("a\nb")
+    assert grammar.start().is_accepting
+
+
+def test_a_class_that_ends_inside_a_page_of_unicode() -> None:
+    r"""vllm #15210: `[\x00-\u2e7f]+` let through or refused characters by their bytes."""
+    grammar = compile(GrammarSpec.regex("[\\x00-\u2e7f]+"), TOKENIZER)
+    assert grammar.check("aé\u2e7f\x00")
+    assert not grammar.check("a\u2e80")
+    assert not grammar.check("日")
