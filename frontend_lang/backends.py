@@ -7,7 +7,7 @@ a sequence, generate and score. `Backend` says them as a protocol; `EngineBacken
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +27,7 @@ from radixrt import (
     TextPiece,
     TokenLogprob,
     Usage,
+    stream_chunks,
 )
 
 __all__ = [
@@ -176,7 +177,7 @@ class EngineBackend:
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
         collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async with aclosing(self._chunks(request)) as chunks:
+        async with aclosing(stream_chunks(self._engine.submit, request)) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.output()
@@ -204,29 +205,3 @@ class EngineBackend:
             )
             for output, continuation in zip(outputs, continuations, strict=True)
         ]
-
-    async def _chunks(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
-        """Submit a request and give its chunks on this loop; leaving early aborts it."""
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
-
-        def deliver(item: OutputChunk | BaseException) -> None:
-            try:
-                loop.call_soon_threadsafe(arrived.put_nowait, item)
-            except (
-                RuntimeError
-            ):  # the loop is closed, so nobody waits: the program ended and aborted the request
-                return
-
-        ticket = self._engine.submit(request, deliver)
-        is_finished = False
-        try:
-            while not is_finished:
-                item = await arrived.get()
-                is_finished = isinstance(item, BaseException) or item.usage is not None
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            if not is_finished:
-                ticket.abort()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from radixrt.explain import PrefixReport
     from radixrt.loop import Scope, Ticket
     from radixrt.metrics import CacheStats, EngineStats, Histogram, HitCount
+    from radixrt.streams import ChunkStream, stream_chunks
     from radixrt.types import (
         FinishReason,
         GenerateRequest,
@@ -92,6 +93,7 @@ _HOMES = {
     **dict.fromkeys(("CacheStats", "EngineStats", "Histogram", "HitCount"), "radixrt.metrics"),
     "PrefixReport": "radixrt.explain",
     "Scope": "radixrt.loop",
+    **dict.fromkeys(("ChunkStream", "stream_chunks"), "radixrt.streams"),
     "Ticket": "radixrt.loop",
     **dict.fromkeys(_ERRORS, "radixrt.errors"),
     **dict.fromkeys(_TYPES, "radixrt.types"),
@@ -100,6 +102,7 @@ _HOMES = {
 __all__ = [
     "AsyncEngine",
     "CacheStats",
+    "ChunkStream",
     "DeadlineExceeded",
     "DeviceError",
     "Engine",
@@ -139,6 +142,7 @@ __all__ = [
     "UnsupportedGrammar",
     "Usage",
     "__version__",
+    "stream_chunks",
 ]
 
 

@@ -7,13 +7,13 @@ The loop itself is in loop.py; here are the checks of a request and the ways to 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import queue
 import random
 from array import array
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,7 @@ from radixrt.model.spec import ModelSpec
 from radixrt.sched.constraint import Constraint
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence
+from radixrt.streams import ChunkStream, stream_chunks
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import (
     DEFAULT_NAMESPACE,
@@ -207,9 +208,11 @@ class Engine:
         label: str = "",
     ) -> GenerateRequest:
         """Encode a prompt into a request, checked as `submit` checks it."""
+        if scope is not None and not scope.belongs_to(self._loop):
+            raise InvalidRequest("scope must be one of this engine", parameter="scope", value=scope.scope_id)
         request = GenerateRequest(
             self._encode(prompt),
-            sampling or SamplingParams(),
+            SamplingParams() if sampling is None else sampling,
             namespace,
             label=label,
             scope_id=None if scope is None else scope.scope_id,
@@ -319,6 +322,7 @@ class Engine:
     def close(self) -> None:
         """Stop the loop; whoever still waits gets EngineStopped. Closing twice is fine."""
         self._loop.close()
+        self._grammars.close()
 
     def __enter__(self) -> Self:
         return self
@@ -353,7 +357,7 @@ class AsyncEngine:
         """Generate for one prompt; cancelling the task aborts the request."""
         request = self.engine.request(prompt, sampling, namespace=namespace)
         collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async for chunk in self._chunks(request):
+        async for chunk in stream_chunks(self.engine.submit, request):
             collector.add(chunk)
         return collector.output()
 
@@ -365,27 +369,10 @@ class AsyncEngine:
         namespace: Namespace = DEFAULT_NAMESPACE,
     ) -> AsyncIterator[OutputChunk]:
         """Give a request's chunks as they come; leaving early or cancelling aborts the request."""
-        async for chunk in self._chunks(self.engine.request(prompt, sampling, namespace=namespace)):
-            yield chunk
-
-    async def _chunks(self, request: GenerateRequest) -> AsyncIterator[OutputChunk]:
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
-
-        def deliver(item: OutputChunk | BaseException) -> None:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
-        ticket = self.engine.submit(request, deliver)
-        try:
-            is_last = False
-            while not is_last:
-                item = await items.get()
-                if isinstance(item, BaseException):
-                    raise item
-                is_last = item.usage is not None
-                yield item
-        finally:
-            ticket.abort()
+        request = self.engine.request(prompt, sampling, namespace=namespace)
+        async with aclosing(stream_chunks(self.engine.submit, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def close(self) -> None:
         """Stop the engine; whoever still waits gets EngineStopped."""
@@ -414,37 +401,6 @@ def _wait(handle: _Handle) -> GenerationOutput | BaseException:
             return item
         if handle.collector.add(item):
             return handle.collector.output()
-
-
-class ChunkStream(Iterator[OutputChunk]):
-    """The chunks of one request; ends after the last one, raises what ended it otherwise."""
-
-    def __init__(self, items: queue.SimpleQueue[OutputChunk | BaseException], ticket: Ticket) -> None:
-        self._items = items
-        self._ticket = ticket
-        self._is_done = False
-
-    def __next__(self) -> OutputChunk:
-        if self._is_done:
-            raise StopIteration
-        try:
-            item = self._items.get()
-        except BaseException:  # Ctrl-C
-            self.close()
-            raise
-        if isinstance(item, BaseException):
-            self._is_done = True
-            raise item
-        self._is_done = item.usage is not None
-        return item
-
-    def close(self) -> None:
-        """Abort the request, unless it is done."""
-        self._is_done = True
-        self._ticket.abort()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _as_prompts(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:

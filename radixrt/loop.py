@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -58,11 +58,18 @@ class Scope:
 
     Attributes:
         scope_id: made by the engine, unique in it.
-        close: lets go of the prefixes at once. Does nothing the second time.
     """
 
     scope_id: int
-    close: Callable[[], None]
+    loop: EngineLoop = field(repr=False)
+
+    def belongs_to(self, loop: EngineLoop) -> bool:
+        """Tell whether this engine's loop opened it."""
+        return self.loop is loop
+
+    def close(self) -> None:
+        """Let go of the prefixes at once. Does nothing the second time, or when the engine is closed."""
+        self.loop.close_scope(self.scope_id)
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +165,7 @@ class EngineLoop:
         scope_id = next(self._scope_ids)
         with self._wake:
             self._post(lambda: self._cache.scopes.open(scope_id, ttl_s=ttl_s, now_s=self._clock()))
-        return Scope(scope_id, lambda: self.close_scope(scope_id))
+        return Scope(scope_id, self)
 
     def close_scope(self, scope_id: int) -> None:
         """Let go of a scope's prefixes; fine when the engine is closed."""

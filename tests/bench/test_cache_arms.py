@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -118,7 +117,7 @@ def test_whole_pages_hit_less_and_no_cache_hits_nothing():
 
 # -- recorded workloads, where they are ------------------------------------------------------------------------
 
-DATA = Path(os.environ.get("BENCH_DATA", "data"))
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 
 @cache

@@ -193,6 +193,14 @@ def test_scope_never_stops_a_request_that_needs_the_room(folder):
         scope.close()
 
 
+def test_scope_of_another_engine_is_refused(engine, folder):
+    with Engine(folder, dtype="float32", num_pages=40, threads=1) as other:
+        scope = other.scope()
+    with pytest.raises(InvalidRequest, match="scope must be one of this engine"):
+        engine.generate("hello", SHORT, scope=scope)
+    scope.close()
+
+
 def test_scope_ends_by_itself(folder):
     with Engine(folder, dtype="float32", num_pages=40, page_size=4, threads=1) as engine:
         engine.generate("keep me in mind", SHORT, scope=engine.scope(ttl_s=0.05))
