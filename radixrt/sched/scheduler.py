@@ -22,7 +22,7 @@ from radixrt.sched.sequence import Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason, TokenLogprob
 
-MAX_PASSED = 32  # candidates that are looked at and not admitted, in one step
+MAX_PASSED = 16  # candidates that are looked at and not admitted, in one step
 
 
 class Scheduler:
