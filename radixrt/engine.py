@@ -108,11 +108,13 @@ class Engine:
         """
         request = self._checked(request)
         grammar = request.sampling.grammar
-        compiled = self._grammars.get(grammar) if grammar is not None else None
+        constraint = None
+        if grammar is not None:
+            matcher = self._grammars.get(grammar).start()
+            constraint = Constraint.begin(matcher, room=request.sampling.max_tokens)
         seed = request.sampling.seed
         if seed is None:
             seed = self._seeds.getrandbits(64)
-        max_tokens = request.sampling.max_tokens
         sequences: list[Sequence] = []
         for sample_index in range(request.sampling.n):
             sequences.append(
@@ -123,9 +125,7 @@ class Engine:
                     eos_ids=frozenset(self.tokenizer.eos_ids),
                     sample_index=sample_index,
                     leader=sequences[0] if sequences else None,
-                    constraint=None
-                    if compiled is None
-                    else Constraint.begin(compiled.start(), room=max_tokens),
+                    constraint=None if constraint is None else constraint.fork(),
                 )
             )
         return self._loop.submit(Delivery(request, sequences, self.tokenizer, deliver))

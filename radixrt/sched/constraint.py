@@ -48,6 +48,12 @@ class Constraint:
             )
         return cls(matcher, closing)
 
+    def fork(self) -> Constraint:
+        """Give an independent constraint in the same state."""
+        fork = Constraint(self.matcher.fork(), list(self.closing))
+        fork.is_closed = self.is_closed
+        return fork
+
     @property
     def is_complete(self) -> bool:
         """Tell whether nothing may follow."""
