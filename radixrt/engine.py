@@ -208,8 +208,8 @@ class Engine:
         label: str = "",
     ) -> GenerateRequest:
         """Encode a prompt into a request, checked as `submit` checks it."""
-        if scope is not None and not scope.belongs_to(self._loop):
-            raise InvalidRequest("scope must be one of this engine", parameter="scope", value=scope.scope_id)
+        if scope is not None and not (isinstance(scope, Scope) and scope.belongs_to(self._loop)):
+            raise InvalidRequest("scope must be one of this engine", parameter="scope", value=scope)
         request = GenerateRequest(
             self._encode(prompt),
             SamplingParams() if sampling is None else sampling,
@@ -303,8 +303,10 @@ class Engine:
         Args:
             ttl_s: seconds after its last use at which it ends by itself, above 0.
         """
-        if not ttl_s > 0:
-            raise InvalidRequest(f"ttl_s must be above 0, got {ttl_s}", parameter="ttl_s", value=ttl_s)
+        if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
+            raise InvalidRequest(
+                f"ttl_s must be a number above 0, got {ttl_s!r}", parameter="ttl_s", value=ttl_s
+            )
         return self._loop.open_scope(ttl_s)
 
     def stats(self) -> EngineStats:

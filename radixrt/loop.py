@@ -170,7 +170,7 @@ class EngineLoop:
     def close_scope(self, scope_id: int) -> None:
         """Let go of a scope's prefixes; fine when the engine is closed."""
         with self._wake:
-            if not self._is_closing:
+            if not self._is_closing and self._process_id == os.getpid():
                 self._post(lambda: self._cache.scopes.close(scope_id))
 
     def check(self) -> None:
@@ -197,7 +197,7 @@ class EngineLoop:
 
     def _abort_later(self, request_id: int) -> None:
         with self._wake:
-            if not self._is_closing:
+            if not self._is_closing and self._process_id == os.getpid():
                 self._post(lambda: self._abort(request_id))
 
     # -- the loop's thread ------------------------------------------------------------------------------

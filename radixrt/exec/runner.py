@@ -72,7 +72,16 @@ class ModelRunner:
             if isinstance(outcome, RadixrtError):
                 results.append(ChunkResult(error=outcome))
             else:
-                results.append(ChunkResult(outcome, self._logprob(chunk, logits[at], outcome), known))
+                constraint = chunk.sequence.constraint
+                closing = constraint.closing if constraint is not None else None
+                results.append(
+                    ChunkResult(
+                        outcome,
+                        self._logprob(chunk, logits[at], outcome),
+                        self._logprob(chunk, logits[at], closing[0]) if closing else None,
+                        known,
+                    )
+                )
         return StepResult(tuple(results))
 
     def _score(self, chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:

@@ -9,7 +9,9 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-_NUM_TRIES = 4
+_NUM_TRIES = 5
+_VARIED_TRIES = (1, 4)  # these avoid a third choice of the same class in a row
+_MAX_ALIKE = 96  # choices of one class in a row after which a try is given up: it goes round in circles
 _MAX_STEPS = 2048  # of all tries together
 _ZERO, _DIGITS = 3.0, 6.0
 _ORDINARY = 50.0  # tokens that close nothing; the longer come first, so that least lengths are reached soon
@@ -29,11 +31,13 @@ class ClosingRanks:
     Attributes:
         in_string, elsewhere: [V] float64.
         letter_id: a token that is allowed inside free strings only; -1 if there is none.
+        classes: [V] int16, tokens of one class begin alike: letters, digits, spaces, or one sign.
         quote_id: the token of one quotation mark; -1 if there is none.
     """
 
     in_string: NDArray[np.float64]
     elsewhere: NDArray[np.float64]
+    classes: NDArray[np.int16]
     letter_id: int
     quote_id: int
 
@@ -47,6 +51,7 @@ class ClosingRanks:
         return cls(
             np.array([_rank_in_string(token) for token in vocab_bytes]),
             np.array([_rank_elsewhere(token) for token in vocab_bytes]),
+            np.array([_class_of(token) for token in vocab_bytes], dtype=np.int16),
             letter_id,
             quote_id,
         )
@@ -59,6 +64,15 @@ class ClosingRanks:
             ranks = np.where(ranks < _ORDINARY - 25, ranks, _ORDINARY + 10 * noise)
             ranks = np.where((ranks >= _ZERO) & (ranks <= _DIGITS), _ZERO + 3 * noise, ranks)
         return int(allowed[int(np.argmin(ranks))])
+
+
+def _class_of(token: bytes) -> int:
+    first = token[:1]
+    if first.isdigit():
+        return 1
+    if first.isalpha() or first >= b"\x80":
+        return 2
+    return 3 if first.isspace() else 4 + first[0] if first else 0
 
 
 def _rank_in_string(token: bytes) -> float:
@@ -97,27 +111,36 @@ class Closer:
         """Search greedily for a run of at most `max_tokens` tokens to an accepting state.
 
         Each step takes the forced tokens, else a hint that lets the string end, else the allowed token that
-        closes most. JSON closes in the first try but for patterns that go round in circles: the other tries take
-        digits and ordinary tokens at random (from fixed seeds).
+        closes most. JSON closes in the first try but for patterns and recursions that go round in circles: of the
+        other tries some never choose three times alike in a row, and some take digits and ordinary tokens at random
+        (from fixed seeds).
         Cost: at most four masks per token, and no more than _MAX_STEPS; the hints once per string.
         """
         num_steps = _MAX_STEPS
         for attempt in range(_NUM_TRIES):
-            generator = np.random.default_rng(attempt) if attempt else None
-            found, is_closed = self._attempt(cursor.deep_copy(), min(max_tokens, num_steps), generator)
+            generator = np.random.default_rng(attempt) if attempt > 1 else None
+            limit = min(max_tokens, num_steps)
+            is_varied = attempt in _VARIED_TRIES
+            found, is_closed = self._attempt(cursor.deep_copy(), limit, generator, is_varied=is_varied)
             if is_closed:
                 return found
             num_steps -= len(found)
         return None
 
     def _attempt(
-        self, cursor: llguidance.LLMatcher, limit: int, generator: np.random.Generator | None
+        self,
+        cursor: llguidance.LLMatcher,
+        limit: int,
+        generator: np.random.Generator | None,
+        *,
+        is_varied: bool,
     ) -> tuple[list[int], bool]:
         """Give the tokens taken, at most `limit`, and whether they end the text."""
         run: list[int] = []
         has_tried_hints = False
+        last_class, num_alike = -1, 0
         while not cursor.is_accepting():
-            if cursor.is_stopped() or len(run) >= limit:
+            if cursor.is_stopped() or len(run) >= limit or num_alike > _MAX_ALIKE:
                 return run, False
             tokens = list(cursor.compute_ff_tokens())
             if not tokens:
@@ -128,7 +151,13 @@ class Closer:
                 if is_stuck and not has_tried_hints:
                     tokens = self._hint(cursor)
                 has_tried_hints = is_stuck
+                if is_varied and num_alike >= 2:
+                    others = allowed[self.ranks.classes[allowed] != last_class]
+                    allowed = others if others.size else allowed
                 tokens = tokens or [self.ranks.choose(allowed, generator)]
+                chosen_class = int(self.ranks.classes[tokens[0]])
+                num_alike = num_alike + 1 if chosen_class == last_class else 1
+                last_class = chosen_class
             if len(run) + len(tokens) > limit or cursor.try_consume_tokens(tokens) != len(tokens):
                 return run, False
             run += tokens

@@ -19,13 +19,14 @@ from typing import IO, Any
 
 from radixrt import errors
 from radixrt.config import GrammarConfig
-from radixrt.errors import GrammarTooCostly, RequestError
+from radixrt.errors import EngineError, GrammarTooCostly, RequestError
 from radixrt.grammar.regex_cost import num_atoms
 from radixrt.types import GrammarKind, GrammarSpec
 
 _NUM_MASKS = 24
 _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
 _MAX_START_S = 60.0
+_MAX_END_S = 0.2
 _MAX_PLAIN_CHARACTERS = 20_000
 _MAX_PLAIN_ATOMS = 2_000
 _MAX_PLAIN_SPLITS = 40
@@ -95,7 +96,8 @@ class CompileWorker:
     def _ask(self, request: bytes) -> dict[str, Any] | None:
         """Send one request; None if there is no answer."""
         timeout_s = _WALL_FACTOR * self._config.max_grammar_compile_ms / 1000
-        for _ in range(2):  # a process that died while idle is noticed by its closed pipe
+        was_killed = False
+        for _ in range(2):  # once more if it died while idle, or if somebody else killed it
             if self._process is None or self._process.poll() is not None:
                 self._start()
             process = self._process
@@ -104,15 +106,22 @@ class CompileWorker:
             try:
                 process.stdin.write(request)
                 process.stdin.flush()
+                line = _read_line(process, timeout_s)
             except BrokenPipeError:
                 self._stop()
                 continue
-            line = _read_line(process, timeout_s)
+            except BaseException:  # Ctrl-C: an answer that nobody read must not become the next one's
+                self._stop()
+                raise
             if line:
                 found: dict[str, Any] = json.loads(line)
                 return found
+            was_killed = _exit_status(process) == -signal.SIGKILL
             self._stop()
-            return None
+            if not was_killed:
+                return None  # too slow, or over its limits
+        if was_killed:
+            raise EngineError("the process that tries out large constraints was killed twice; try again")
         return None
 
     def _start(self) -> None:
@@ -132,6 +141,14 @@ class CompileWorker:
         if process is not None:
             process.kill()
             process.communicate()
+
+
+def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
+    """Give the status of a process that may be ending, None if it goes on."""
+    try:
+        return process.wait(timeout=_MAX_END_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:

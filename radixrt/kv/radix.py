@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import EvictionFacts, EvictionKey, lru
 from radixrt.kv.pool import PagePool
-from radixrt.types import DEFAULT_NAMESPACE, Namespace
+from radixrt.types import Namespace
 
 TOKEN_BYTES = array("i").itemsize
 MAX_SPARED = 64  # wanted leaves that one eviction looks at before it takes what comes
@@ -91,6 +91,10 @@ class Eviction:
     tokens: bytes
     num_kept_tokens: int
     num_pages: int
+
+
+def _num_pages(evictions: Sequence[Eviction]) -> int:
+    return sum(eviction.num_pages for eviction in evictions)
 
 
 class RadixNode:
@@ -345,13 +349,14 @@ class RadixTree:
         """
         spared: list[RadixNode] = []
         evictions = self._evict(num_pages, num_wanted, spared)
+        if len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
+            evictions += self._evict(num_pages - _num_pages(evictions), None, [])
         self.num_spared += len(spared)
         for node in spared:
             node.last_used = self._counter  # being waited for counts as a use: others come up first next time
             self._enqueue(node)
-        num_missing = num_pages - sum(eviction.num_pages for eviction in evictions)
-        if spared and num_missing:
-            evictions += self._evict(num_missing, None, [])
+        if spared:
+            evictions += self._evict(num_pages - _num_pages(evictions), None, [])
         return evictions
 
     def _evict(self, num_pages: int, num_wanted: NumWanted | None, spared: list[RadixNode]) -> list[Eviction]:
@@ -484,13 +489,3 @@ class RadixTree:
         for left, right in zip(node.child_keys, node.child_keys[1:], strict=False):
             if right.startswith(left):
                 raise InvariantViolation("a child's key is a prefix of its sibling's")
-
-    def num_cached_tokens(self, namespace: Namespace = DEFAULT_NAMESPACE) -> int:
-        """Give how many tokens one namespace holds. Cost: O(its nodes)."""
-        root = self._roots.get(namespace)
-        total, stack = 0, [root] if root else []
-        while stack:
-            node = stack.pop()
-            total += node.num_tokens
-            stack.extend(node.children.values())
-        return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, InvalidRequest
+from radixrt.errors import GrammarDeadEnd, InvalidRequest
 from radixrt.grammar.matcher import GrammarMatcher
 
 MAX_CLOSING_TOKENS = 1 << 16
@@ -13,6 +13,8 @@ class Constraint:
 
     Invariant: `closing` is a run of tokens after which the text satisfies the constraint, and it fits into what
     is left of max_tokens; so the text can always be completed. `room` below is what is left, in tokens.
+    Where the grammar room's search finds no way to the end at all, `closing` is None and nothing is promised: the
+    answer may be cut off by max_tokens, with the finish reason "length".
 
     Attributes:
         is_closed: the closing run was taken, the text is complete.
@@ -20,7 +22,7 @@ class Constraint:
 
     __slots__ = ("closing", "is_closed", "matcher")
 
-    def __init__(self, matcher: GrammarMatcher, closing: list[int]) -> None:
+    def __init__(self, matcher: GrammarMatcher, closing: list[int] | None) -> None:
         self.matcher = matcher
         self.closing = closing
         self.is_closed = False
@@ -31,15 +33,10 @@ class Constraint:
 
         Raises:
             InvalidRequest: no complete text fits into max_tokens (says how many tokens would do).
-            GrammarTooCostly: no short complete text was found at all.
         """
         closing = matcher.closing_run(room)
-        if closing is None:
-            shortest = matcher.closing_run(MAX_CLOSING_TOKENS)
-            if shortest is None:
-                raise GrammarTooCostly(
-                    "no complete text of the constraint was found in the search's limit", parameter="grammar"
-                )
+        shortest = closing if closing is not None else matcher.closing_run(MAX_CLOSING_TOKENS)
+        if closing is None and shortest is not None:
             raise InvalidRequest(
                 f"max_tokens must be at least {len(shortest)} for a complete answer under this constraint, "
                 f"got {room}",
@@ -50,7 +47,7 @@ class Constraint:
 
     def fork(self) -> Constraint:
         """Give an independent constraint in the same state."""
-        fork = Constraint(self.matcher.fork(), list(self.closing))
+        fork = Constraint(self.matcher.fork(), None if self.closing is None else list(self.closing))
         fork.is_closed = self.is_closed
         return fork
 
@@ -86,21 +83,25 @@ class Constraint:
         """Advance if the text can still be completed afterwards, else stay."""
         if not self.matcher.accept(token_id):
             raise GrammarDeadEnd(f"the grammar allowed token {token_id} and its accept refused it")
-        closing = self._closing_after(token_id, room=room - 1)
+        if self.closing is None:
+            return True
+        closing = self._closing_after(self.closing, token_id, room=room - 1)
         if closing is None:
             self.matcher.rollback(1)
             return False
         self.closing = closing
         return True
 
-    def _closing_after(self, token_id: int, *, room: int) -> list[int] | None:
-        """Find a run that ends the text now; what is known is tried before a search."""
-        if self.closing and self.closing[0] == token_id:
-            return self.closing[1:]
+    def _closing_after(self, known: list[int], token_id: int, *, room: int) -> list[int] | None:
+        """Find a run that ends the text now; what was known before the token is tried before a search."""
+        if known and known[0] == token_id:
+            return known[1:]
         if self.matcher.is_accepting:
             return []
-        if len(self.closing) <= room and self._closes(self.closing):
-            return self.closing
+        # The token may have been one more (inside a string) or one in place of the first (a digit of many).
+        for run in (known, known[1:]):
+            if len(run) <= room and self._closes(run):
+                return run
         return self.matcher.closing_run(room)
 
     def _closes(self, run: list[int]) -> bool:
@@ -115,8 +116,9 @@ class Constraint:
 
     def _close(self) -> list[int]:
         """Take the closing run."""
-        for token_id in self.closing:
+        run = self.closing or []
+        for token_id in run:
             if not self.matcher.accept(token_id):
                 raise GrammarDeadEnd(f"the closing run's token {token_id} was refused")
-        run, self.closing, self.is_closed = self.closing, [], True
+        self.closing, self.is_closed = [], True
         return run

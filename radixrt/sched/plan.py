@@ -52,12 +52,14 @@ class ChunkResult:
     Attributes:
         token_id: the sampled token, None when none was wanted or `error` is set.
         logprob: of the sampled token, when asked for.
+        closing_logprob: of the token that a constraint puts in its place if it leaves no way to the end in time.
         scored: one entry per position in `Chunk.scored`.
         error: this sequence cannot go on; others are not concerned.
     """
 
     token_id: int | None = None
     logprob: TokenLogprob | None = None
+    closing_logprob: TokenLogprob | None = None
     scored: tuple[TokenLogprob, ...] = ()
     error: RadixrtError | None = None
 

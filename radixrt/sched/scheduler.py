@@ -22,7 +22,7 @@ from radixrt.sched.sequence import Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason, TokenLogprob
 
-MAX_PASSED = 16  # candidates that are looked at and not admitted, in one step
+MAX_PASSED = 16  # candidates that are looked at and not admitted in one step, while something runs
 
 
 class Scheduler:
@@ -177,7 +177,7 @@ class Scheduler:
             return
         target_s = self.config.ttft_ms / 1000
         for sequence in list(self.waiting):
-            if sequence.request.latency_class == "latency":
+            if sequence.request.latency_class == "latency" and not sequence.num_output_tokens:
                 num_pending = sequence.num_pending
                 expected_s = self.step_times.predict(num_pending, pairs_of(0, num_pending))
                 if now_s + expected_s >= sequence.submitted_at_s + target_s:
@@ -189,13 +189,14 @@ class Scheduler:
         if not self.waiting or num_left <= 0 or len(self.running) >= self.config.max_running:
             return
         demands = [self._demand(sequence) for sequence in self.running]
-        last_allowed, youngest = 1 << 62, -1
-        for candidate in self.waiting.in_order(MAX_PASSED):
+        last_allowed, youngest, num_passed = 1 << 62, -1, 0
+        for candidate in self.waiting.in_order():
             sequence = candidate.sequence
-            if sequence.arrival > last_allowed:
-                continue
-            lease = self._lease(candidate, demands)
+            lease = self._lease(candidate, demands) if sequence.arrival <= last_allowed else None
             if lease is None:
+                num_passed += 1
+                if num_passed >= MAX_PASSED and self.running:
+                    break  # while nothing runs, the one that can be admitted must be found
                 if self.waiting.is_urgent(candidate):
                     last_allowed = min(last_allowed, sequence.arrival)  # nothing younger may pass it any more
                 continue
@@ -420,8 +421,10 @@ def _chunk(sequence: Sequence, num_tokens: int, *, is_first: bool = False) -> Ch
 def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason | None:
     """Move a chunk's result into its sequence; give why the sequence ends, or None."""
     sequence.token_logprobs.update(zip(chunk.scored, result.scored, strict=True))
-    if result.token_id is not None and not sequence.append_sampled(result.token_id, result.logprob):
-        return FinishReason.STOP
+    if result.token_id is not None:
+        goes_on = sequence.append_sampled(result.token_id, result.logprob, result.closing_logprob)
+        if not goes_on:
+            return FinishReason.STOP
     if not sequence.is_complete or sequence.num_settled < sequence.num_total:
         return None
     is_answered = sequence.constraint is not None and sequence.constraint.is_accepting

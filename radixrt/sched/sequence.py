@@ -173,7 +173,9 @@ class Sequence:
         """Most tokens that may come from the cache: one is always computed, and so is what must be scored."""
         return self.num_settled - 1
 
-    def append_sampled(self, token_id: int, logprob: TokenLogprob | None) -> bool:
+    def append_sampled(
+        self, token_id: int, logprob: TokenLogprob | None, closing_logprob: TokenLogprob | None = None
+    ) -> bool:
         """Append a sampled token, or note that it ends the sequence; give whether the sequence goes on.
 
         Under a constraint, what the token forces follows it, and a token that leaves no way to a complete text
@@ -185,12 +187,13 @@ class Sequence:
         tokens = [token_id]
         if self.constraint is not None:
             tokens = self.constraint.take(token_id, room=self.sampling.max_tokens - self.num_output_tokens)
-        if tokens and tokens[0] == token_id:
-            if logprob is not None:
-                self.token_logprobs[self.num_total] = logprob
+        is_taken = bool(tokens) and tokens[0] == token_id
+        known = logprob if is_taken else closing_logprob  # both from the row that was sampled
+        if tokens and known is not None:
+            self.token_logprobs[self.num_total] = known
+        if is_taken:
             self.token_ids.append(token_id)
-            tokens = tokens[1:]
-        self._append_forced(tokens)
+        self._append_forced(tokens[1:] if is_taken else tokens)
         return True
 
     def _append_forced(self, token_ids: list[int]) -> None:

@@ -120,23 +120,19 @@ class WaitingList:
         if candidate.is_urgent:
             del self._urgent[bisect_left(self._urgent, sequence.arrival, key=_arrival)]
 
-    def in_order(self, max_passed: int) -> Iterator[Candidate]:
-        """Give candidates in order of admission; those that are still here afterwards keep their place.
-
-        Args:
-            max_passed: stop after this many that were given and not admitted.
-        """
+    def in_order(self) -> Iterator[Candidate]:
+        """Give candidates in order of admission; those that are still here afterwards keep their place."""
         for _, candidate in list(self._urgent):
             yield candidate
         passed: list[Candidate] = []
         try:
-            while len(passed) < max_passed and (first := self._pop()) is not None:
+            while (first := self._pop()) is not None:
+                passed.append(first)
                 yield first
-                if first.sequence in self._candidates:
-                    passed.append(first)
         finally:
             for candidate in passed:
-                if candidate.computed_by is None and not candidate.is_urgent:
+                is_here = candidate.sequence in self._candidates
+                if is_here and candidate.computed_by is None and not candidate.is_urgent:
                     self._enqueue(candidate)
 
     def _pop(self) -> Candidate | None:
@@ -240,6 +236,8 @@ class WaitingList:
 
         Cost: as `published`.
         """
+        if not self._cache.is_enabled:
+            return
         self._waiters.setdefault(sequence, [])
         for candidate, num_common in self._neighbours(sequence.namespace, _prompt(sequence)):
             is_free = candidate.computed_by is None and not candidate.is_urgent

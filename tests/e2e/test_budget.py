@@ -70,3 +70,52 @@ def test_closing_tokens_have_logprobs_too(engine):
     output = engine.generate("x", sampling)
     assert re.fullmatch("[a-z]{4,60};end", output.text)
     assert [item.token_id for item in output.logprobs] == list(output.token_ids)
+
+
+@pytest.mark.parametrize("pattern", ["[a-z]+e", "(ab|cd)+e{3}", "[0-9]+ euros"])
+def test_a_token_that_gives_way_has_its_logprob(engine, pattern):
+    grammar = GrammarSpec.regex(pattern)
+    needed = smallest(engine, grammar)
+    for seed in range(8):
+        sampling = SamplingParams(
+            max_tokens=needed + 3, temperature=5.0, logprobs=1, seed=seed, grammar=grammar
+        )
+        output = engine.generate("abc", sampling)
+        assert re.fullmatch(pattern, output.text)
+        assert [item.token_id for item in output.logprobs] == list(output.token_ids)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "^[0-9]+ euros$"},
+        {"type": "string", "pattern": r"^v[0-9]+\.[0-9]+$"},
+        {"type": "string", "format": "email"},
+        {"type": "integer", "multipleOf": 7, "minimum": 1000},
+        {
+            "$ref": "#/$defs/list",
+            "$defs": {
+                "list": {
+                    "type": "object",
+                    "properties": {"n": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/list"}]}},
+                    "required": ["n"],
+                    "additionalProperties": False,
+                }
+            },
+        },
+    ],
+)
+def test_everyday_constraints_find_their_end(engine, schema):
+    grammar = GrammarSpec.json_schema(schema)
+    sampling = SamplingParams(max_tokens=60, temperature=2.0, seed=4, grammar=grammar)
+    output = engine.generate("x", sampling)
+    assert output.finish_reason is FinishReason.STOP
+    jsonschema.validate(json.loads(output.text), schema)
+
+
+def test_without_a_known_end_the_answer_may_be_cut_off_but_comes(engine, monkeypatch):
+    monkeypatch.setattr("radixrt.grammar.closing.Closer.run", lambda *_: None)
+    grammar = GrammarSpec.json_schema({"type": "string", "minLength": 30})
+    output = engine.generate("x", SamplingParams(max_tokens=5, temperature=1.0, seed=1, grammar=grammar))
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.token_ids) == 5

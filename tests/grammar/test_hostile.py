@@ -90,20 +90,45 @@ def test_a_worker_that_takes_too_long_is_ended_and_started_anew() -> None:
     assert worker.process_id is None
 
 
-def test_a_worker_killed_in_mid_compile_is_a_refusal_and_no_more() -> None:
-    slow = GrammarSpec.json_schema({"enum": [f"word {number}" for number in range(60_000)]})
+def kill_later(worker: CompileWorker, delay_s: float = 0.05) -> threading.Timer:
+    assert worker.process_id is not None
+    killer = threading.Timer(delay_s, os.kill, (worker.process_id, signal.SIGKILL))
+    killer.start()
+    return killer
+
+
+def slow_spec(number: int) -> GrammarSpec:
+    return GrammarSpec.json_schema({"enum": [f"word {number} {index}" for index in range(60_000)]})
+
+
+def test_a_worker_killed_in_mid_compile_is_asked_once_more() -> None:
     worker = CompileWorker(GrammarConfig())
     try:
         worker.vet(GrammarSpec.regex("a"))
-        process_id = worker.process_id
-        assert process_id is not None
-        killer = threading.Timer(0.05, os.kill, (process_id, signal.SIGKILL))
-        killer.start()
-        with pytest.raises(GrammarTooCostly):
-            worker.vet(slow)
+        first = worker.process_id
+        killer = kill_later(worker)
+        worker.vet(slow_spec(1))
         killer.join()
+        assert worker.process_id not in (None, first)
+    finally:
+        worker.close()
+
+
+def test_an_interrupted_question_does_not_answer_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupt(BaseException):
+        pass
+
+    def interrupted(*_: object) -> bytes:
+        raise Interrupt
+
+    worker = CompileWorker(GrammarConfig())
+    try:
         worker.vet(GrammarSpec.regex("a"))
-        assert worker.process_id not in (None, process_id)
+        with monkeypatch.context() as patch:
+            patch.setattr("radixrt.grammar.worker._read_line", interrupted)
+            with pytest.raises(Interrupt):
+                worker.vet(GrammarSpec.json_schema({"not": {"uniqueItems": True}, "enum": list(range(9000))}))
+        worker.vet(slow_spec(2))  # the refusal of the other one must not come here
     finally:
         worker.close()
 

@@ -236,3 +236,36 @@ def test_nothing_of_waiting_and_ended_sequences_is_remembered():
     assert not waiting._urgent
     assert not waiting._waiters
     assert len(simulation.scheduler._deadlines) <= 20
+
+
+@pytest.mark.parametrize("policy", ["random", "cache_aware", "fcfs", "dfs", "longest_prefix", "priority"])
+def test_many_samples_never_stand_in_their_leaders_way(policy):
+    for start in range(4):
+        simulation = Simulation(policy=policy, num_pages=600, page_size=4)
+        simulation.arrival = start
+        leader = simulation.add(PROMPT, max_tokens=2)
+        samples = [
+            simulation.add(PROMPT, max_tokens=2, leader=leader, sample_index=index) for index in range(1, 80)
+        ]
+        simulation.finish_all()
+        assert all(output_of(item) == simulation.expected(item) for item in samples)
+
+
+def test_leader_that_was_preempted_is_found_behind_many_better_cached():
+    simulation = Simulation(num_pages=600, page_size=4, max_skips=2)
+    leader = simulation.add(PROMPT, max_tokens=8)
+    sample = simulation.add(PROMPT, max_tokens=8, leader=leader, sample_index=1)
+    simulation.scheduler.waiting.make_urgent(sample)
+    simulation.step()
+    if sample.status is SequenceStatus.RUNNING:
+        simulation.scheduler._preempt(sample)
+    simulation.scheduler._preempt(leader)
+    simulation.scheduler.waiting.make_urgent(sample)
+    better = [1, 1, 1, 0] * 20
+    other = simulation.add(better, max_tokens=1)
+    simulation.scheduler.waiting.make_urgent(other)
+    for index in range(60):
+        simulation.add([*better, index % 2, 1], max_tokens=1)
+    simulation.finish_all()
+    assert output_of(leader) == simulation.expected(leader)
+    assert output_of(sample) == simulation.expected(sample)

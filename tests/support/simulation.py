@@ -109,7 +109,7 @@ class Simulation:
             logprob = None
             if token_id is not None and sequence.sampling.logprobs is not None:
                 logprob = TokenLogprob(token_id, -float(chunk.stop))
-            results.append(ChunkResult(token_id, logprob, scored))
+            results.append(ChunkResult(token_id, logprob, scored=scored))
         return StepResult(tuple(results))
 
     def finish_all(self, *, max_steps=10_000):
