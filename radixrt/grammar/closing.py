@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_TRIES = 5
-_VARIED_TRIES = (1, 4)  # these avoid a third choice of the same class in a row
+_VARIED_TRIES = (1, 4)  # in these, a token and all that begin like it get worse with every choice of it
+_WEAR = 6.0  # by so much
 _MAX_ALIKE = 96  # choices of one class in a row after which a try is given up: it goes round in circles
-_MAX_STEPS = 2048  # of all tries together
+_MAX_STEPS = 4096  # of all tries together
 _ZERO, _DIGITS = 3.0, 6.0
 _ORDINARY = 50.0  # tokens that close nothing; the longer come first, so that least lengths are reached soon
 _LAST = 100.0  # escapes and pieces of characters
@@ -56,9 +57,21 @@ class ClosingRanks:
             quote_id,
         )
 
-    def choose(self, allowed: NDArray[np.int64], generator: np.random.Generator | None) -> int:
-        """Give the allowed token of the lowest rank; a generator disturbs the order of digits and ordinary tokens."""
+    def choose(
+        self,
+        allowed: NDArray[np.int64],
+        generator: np.random.Generator | None,
+        *,
+        wear: NDArray[np.float64] | None = None,
+    ) -> int:
+        """Give the allowed token of the lowest rank; a generator disturbs the order of digits and ordinary tokens.
+
+        Args:
+            wear: [V], added to the ranks.
+        """
         ranks = (self.in_string if self.letter_id in allowed else self.elsewhere)[allowed]
+        if wear is not None:
+            ranks = ranks + wear[allowed]
         if generator is not None:
             noise = generator.random(len(ranks))
             ranks = np.where(ranks < _ORDINARY - 25, ranks, _ORDINARY + 10 * noise)
@@ -112,14 +125,14 @@ class Closer:
 
         Each step takes the forced tokens, else a hint that lets the string end, else the allowed token that
         closes most. JSON closes in the first try but for patterns and recursions that go round in circles: of the
-        other tries some never choose three times alike in a row, and some take digits and ordinary tokens at random
-        (from fixed seeds).
+        other tries some tire of tokens that begin alike, and some take digits and ordinary tokens at random (from
+        fixed seeds).
         Cost: at most four masks per token, and no more than _MAX_STEPS; the hints once per string.
         """
         num_steps = _MAX_STEPS
         for attempt in range(_NUM_TRIES):
             generator = np.random.default_rng(attempt) if attempt > 1 else None
-            limit = min(max_tokens, num_steps)
+            limit = min(max_tokens, num_steps // 2)  # the later tries must have something left
             is_varied = attempt in _VARIED_TRIES
             found, is_closed = self._attempt(cursor.deep_copy(), limit, generator, is_varied=is_varied)
             if is_closed:
@@ -139,6 +152,7 @@ class Closer:
         run: list[int] = []
         has_tried_hints = False
         last_class, num_alike = -1, 0
+        wear = np.zeros(len(self.ranks.classes)) if is_varied else None
         while not cursor.is_accepting():
             if cursor.is_stopped() or len(run) >= limit or num_alike > _MAX_ALIKE:
                 return run, False
@@ -151,11 +165,11 @@ class Closer:
                 if is_stuck and not has_tried_hints:
                     tokens = self._hint(cursor)
                 has_tried_hints = is_stuck
-                if is_varied and num_alike >= 2:
-                    others = allowed[self.ranks.classes[allowed] != last_class]
-                    allowed = others if others.size else allowed
-                tokens = tokens or [self.ranks.choose(allowed, generator)]
+                tokens = tokens or [self.ranks.choose(allowed, generator, wear=wear)]
                 chosen_class = int(self.ranks.classes[tokens[0]])
+                if wear is not None:
+                    wear[self.ranks.classes == chosen_class] += _WEAR
+                    wear[tokens[0]] += _WEAR
                 num_alike = num_alike + 1 if chosen_class == last_class else 1
                 last_class = chosen_class
             if len(run) + len(tokens) > limit or cursor.try_consume_tokens(tokens) != len(tokens):
