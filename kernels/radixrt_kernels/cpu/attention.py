@@ -48,7 +48,9 @@ class CpuAttention:
         if not kv_layer[0].is_contiguous() or kv_layer.dtype != q.dtype:
             raise ValueError(f"kv_layer must be pages of contiguous {q.dtype}, got {kv_layer.dtype}")
         if head_dim % 2 or q.shape[1] % num_kv_heads:
-            raise ValueError(f"q must have a multiple of {num_kv_heads} heads of even size, got {tuple(q.shape)}")
+            raise ValueError(
+                f"q must have a multiple of {num_kv_heads} heads of even size, got {tuple(q.shape)}"
+            )
         batch = CBatch(
             len(q),
             num_sequences,

@@ -17,7 +17,14 @@ MAIN_SOURCE = "api.cpp"
 COMPILER = "g++"
 # gnu++20: vector extension and waiting on atomics. Products and sums contract to one rounding wherever the CPU can,
 # in every copy of a loop alike. Rows of bfloat16 are read as words.
-FLAGS = ("-std=gnu++20", "-O3", "-ffp-contract=fast", "-fno-strict-aliasing", "-Wno-psabi", "-Wno-uninitialized")
+FLAGS = (
+    "-std=gnu++20",
+    "-O3",
+    "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+    "-Wno-psabi",
+    "-Wno-uninitialized",
+)
 LINK_FLAGS = ("-fPIC", "-shared", "-pthread")
 COMPILE_TIMEOUT_S = 300
 

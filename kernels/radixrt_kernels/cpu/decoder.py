@@ -196,7 +196,7 @@ class CpuDecoder:
         counts = [self.library.packed_words(matrix, is_paired=is_paired) for matrix, is_paired in matrices]
         buffer = allocate(sum(counts))
         self._kept.append(buffer)
-        packed = buffer.split(counts)
+        packed = torch.split(buffer, counts)
         for (matrix, is_paired), target in zip(matrices, packed, strict=True):
             if matrix.dtype != self.dtype:
                 raise ValueError(f"all weights must have the same type, got {matrix.dtype} and {self.dtype}")
@@ -245,4 +245,3 @@ def pair(bias: torch.Tensor) -> torch.Tensor:
     halves = bias.view(2, -1)
     padded = torch.nn.functional.pad(halves, (0, -halves.shape[1] % (PANEL // 2)))
     return padded.view(2, -1, PANEL // 2).transpose(0, 1).reshape(-1)
-

@@ -124,7 +124,9 @@ class Library:
         try:
             self.functions = ctypes.CDLL(str(path))
         except OSError as error:
-            raise BuildError(f"{path} cannot be loaded: {error}; remove it to have it compiled anew") from error
+            raise BuildError(
+                f"{path} cannot be loaded: {error}; remove it to have it compiled anew"
+            ) from error
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self.functions, name)
             function.restype, function.argtypes = result, arguments

@@ -31,7 +31,7 @@ struct AttentionLayer {
 };
 
 // Where one thread keeps a group's rows and a block's keys and values. Rows of a group:
-// member after member, token after token, the R query heads of the kv head in order.
+// kv head after kv head, member after member, token after token, the head's R query heads in order.
 class AttentionScratch {
 public:
     std::vector<Word> q, keys, values, weights;
@@ -56,13 +56,15 @@ public:
 
 constexpr float kNothingSeen = -1e30f;
 
-// Attend of one group and one kv head.
+// Attend of one group and the kv heads [first_head, stop_head), together for a block of keys: a token's heads lie side
+// by side, and memory is read in long runs.
 template <class T>
 class GroupAttention {
 public:
-    GroupAttention(const AttentionLayer<T>& layer, int64_t head, AttentionScratch& scratch)
+    GroupAttention(const AttentionLayer<T>& layer, int64_t first_head, int64_t stop_head, AttentionScratch& scratch)
         : layer_(layer),
-          head_(head),
+          first_head_(first_head),
+          stop_head_(stop_head),
           scratch_(scratch),
           head_dim_(layer.kv.head_dim),
           row_words_(layer.kv.head_dim / kWordElements<T>),
@@ -71,11 +73,11 @@ public:
           log2_scale_(layer.scale * kLog2E) {}
 
     void run(const Member* members, int64_t num_members, int64_t shared_stop) {
-        int64_t num_rows = 0;
-        for (int64_t m = 0; m < num_members; ++m) num_rows += members[m].num_tokens * rows_per_token_;
-        scratch_.resize(num_rows, row_words_, width_);
+        num_rows_ = 0;
+        for (int64_t m = 0; m < num_members; ++m) num_rows_ += members[m].num_tokens * rows_per_token_;
+        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_words_, width_);
         gather(members, num_members);
-        if (shared_stop > 0) attend(0, num_rows, members[0].pages, 0, shared_stop);
+        if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop);
         for (int64_t m = 0, row = 0; m < num_members; ++m) {
             const Member& member = members[m];
             int64_t count = member.num_tokens * rows_per_token_, start = shared_stop;
@@ -91,13 +93,14 @@ private:
     template <class Function>
     void for_each_row(const Member* members, int64_t num_members, Function&& function) {
         int64_t row = 0;
-        for (int64_t m = 0; m < num_members; ++m)
-            for (int64_t t = 0; t < members[m].num_tokens; ++t)
-                for (int64_t h = 0; h < rows_per_token_; ++h, ++row) {
-                    int64_t query_head = head_ * rows_per_token_ + h;
-                    int64_t at = (members[m].first_token + t) * layer_.num_query_heads + query_head;
-                    function(row, at * head_dim_, members[m].first_position + t);
-                }
+        for (int64_t head = first_head_; head < stop_head_; ++head)
+            for (int64_t m = 0; m < num_members; ++m)
+                for (int64_t t = 0; t < members[m].num_tokens; ++t)
+                    for (int64_t h = 0; h < rows_per_token_; ++h, ++row) {
+                        int64_t query_head = head * rows_per_token_ + h;
+                        int64_t at = (members[m].first_token + t) * layer_.num_query_heads + query_head;
+                        function(row, at * head_dim_, members[m].first_position + t);
+                    }
     }
 
     void gather(const Member* members, int64_t num_members) {
@@ -125,37 +128,62 @@ private:
     void attend(int64_t first_row, int64_t num_rows, const int32_t* pages, int64_t start, int64_t stop) {
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block);
-            pack_block(pages, block, count, std::min(block + 2 * kKeyBlock, stop));
-            for_each_tile(num_rows, [&](int64_t first, auto row_count) {
-                attend_tile<decltype(row_count)::value>(first_row + first, block, count);
-            });
-        }
-    }
-
-    // Keys become panels of 32 positions, values steps over positions. Also asks for the memory of the next block.
-    void pack_block(const int32_t* pages, int64_t block, int64_t count, int64_t prefetch_stop) {
-        const KVLayer<T>& kv = layer_.kv;
-        const Word* keys[kKeyBlock] = {};
-        const T* values[kKeyBlock];
-        for (int64_t i = 0; i < count; ++i) {
-            const T* key = key_at(pages, block + i);
-            keys[i] = reinterpret_cast<const Word*>(key);
-            values[i] = key + kv.value_offset();
-        }
-        for (int64_t position = block + count; position < prefetch_stop; ++position) {
-            const T* key = key_at(pages, position);
-            for (int64_t d = 0; d < head_dim_; d += 64 / sizeof(T)) {
-                __builtin_prefetch(key + d);
-                __builtin_prefetch(key + kv.value_offset() + d);
+            list_lines(pages, block + count, std::min(block + 2 * kKeyBlock, stop));
+            for (int64_t head = first_head_; head < stop_head_; ++head) {
+                pack_block(pages, head, block, count);
+                int64_t head_row = (head - first_head_) * num_rows_ + first_row;
+                for_each_tile(num_rows, [&](int64_t first, auto row_count) {
+                    attend_tile<decltype(row_count)::value>(head_row + first, block, count);
+                });
             }
         }
-        for (int64_t first = 0; first < count; first += kPanel)
-            pack_panel(keys + first, row_words_, &scratch_.keys[first * row_words_]);
-        pack_values(values, count, head_dim_, width_, scratch_.values.data());
     }
 
-    const T* key_at(const int32_t* pages, int64_t position) const {
-        return layer_.kv.key(pages[position / layer_.kv.page_size], position % layer_.kv.page_size, head_);
+    // List the memory of the positions [start, stop), in the order of addresses where that can be.
+    void list_lines(const int32_t* pages, int64_t start, int64_t stop) {
+        const KVLayer<T>& kv = layer_.kv;
+        const int64_t stride = kv.num_heads * head_dim_, wanted = (stop_head_ - first_head_) * head_dim_;
+        stream_.clear();
+        for (int64_t position = start; position < stop;) {
+            int64_t offset = position % kv.page_size, count = std::min(kv.page_size - offset, stop - position);
+            const T* keys = kv.key(pages[position / kv.page_size], offset, first_head_);
+            for (const T* run : {keys, keys + kv.value_offset()}) {
+                if (wanted == stride) {
+                    stream_.add(run, count * stride * sizeof(T));
+                } else {
+                    for (int64_t i = 0; i < count; ++i) stream_.add(run + i * stride, wanted * sizeof(T));
+                }
+            }
+            position += count;
+        }
+        int64_t num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
+        int64_t num_steps = kKeyBlock / kPanel * row_words_ + width_ / kPanel * (kKeyBlock / kWordElements<T>);
+        stream_.spread((stop_head_ - first_head_) * (4 * num_squares + kKeyBlock + num_steps));
+    }
+
+    // Keys become panels of 32 positions, values steps over positions.
+    void pack_block(const int32_t* pages, int64_t head, int64_t block, int64_t count) {
+        const int64_t to_value = layer_.kv.value_offset();
+        const Word* keys[kKeyBlock] = {};
+        const T* values[kKeyBlock];
+        for_each_key(pages, head, block, block + count, [&](int64_t position, const T* key) {
+            keys[position - block] = reinterpret_cast<const Word*>(key);
+            values[position - block] = key + to_value;
+        });
+        for (int64_t first = 0; first < count; first += kPanel)
+            pack_panel(keys + first, row_words_, &scratch_.keys[first * row_words_], stream_);
+        pack_values(values, count, head_dim_, width_, scratch_.values.data(), stream_);
+    }
+
+    // Call function(position, key) for the positions [start, stop), page by page: one division, not one a position.
+    template <class Function>
+    void for_each_key(const int32_t* pages, int64_t head, int64_t start, int64_t stop, Function&& function) const {
+        const int64_t page_size = layer_.kv.page_size, stride = layer_.kv.num_heads * head_dim_;
+        int64_t column = start / page_size, offset = start % page_size;
+        for (int64_t position = start; position < stop; ++column, offset = 0) {
+            const T* key = layer_.kv.key(pages[column], offset, head);
+            for (; offset < page_size && position < stop; ++offset, ++position, key += stride) function(position, key);
+        }
     }
 
     template <int kRows>
@@ -170,7 +198,8 @@ private:
         float* scores = &scratch_.scores[first * kKeyBlock];
         for (int64_t p = 0; p < num_panels; ++p) {
             Floats sums[kRows][kPanelVectors] = {};
-            multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums);
+            multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums,
+                               [&] { stream_.advance(1); });
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v)
                     store(scores + r * kKeyBlock + p * kPanel + v * kLanes, sums[r][v]);
@@ -186,7 +215,7 @@ private:
                 for (int v = 0; v < kPanelVectors; ++v)
                     sums[r][v] = load<Floats>(running + r * width_ + v * kLanes) * factors[r];
             multiply<T, kRows>(&scratch_.weights[first * kWeightWords], kWeightWords, &scratch_.values[d], width_,
-                               num_steps, sums);
+                               num_steps, sums, [&] { stream_.advance(1); });
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) store(running + r * width_ + v * kLanes, sums[r][v]);
         }
@@ -224,9 +253,11 @@ private:
     }
 
     const AttentionLayer<T>& layer_;
-    const int64_t head_;
+    const int64_t first_head_, stop_head_;
     AttentionScratch& scratch_;
     const int64_t head_dim_, row_words_, width_, rows_per_token_;
+    LineStream stream_;
+    int64_t num_rows_ = 0;  // of one head
     const float log2_scale_;
 };
 
@@ -234,10 +265,14 @@ private:
 template <class T>
 inline void attend_all(Team& team, const AttentionLayer<T>& layer, const AttentionPlan& plan,
                        AttentionScratch& scratch) {
-    int64_t num_heads = layer.kv.num_heads, num_items = (int64_t)plan.groups.size() * num_heads;
-    for (int64_t item; (item = team.claim()) < num_items;) {
-        const Group& group = plan.groups[item / num_heads];
-        GroupAttention<T> attention(layer, item % num_heads, scratch);
+    // Few groups: a head apiece, so that no thread idles.
+    int64_t num_heads = layer.kv.num_heads, num_groups = plan.groups.size();
+    int64_t heads_per_item = plan.has_few_rows && num_groups >= 4 * team.num_threads() ? num_heads : 1;
+    int64_t items_per_group = num_heads / heads_per_item;
+    for (int64_t item; (item = team.claim()) < num_groups * items_per_group;) {
+        const Group& group = plan.groups[item / items_per_group];
+        int64_t first_head = item % items_per_group * heads_per_item;
+        GroupAttention<T> attention(layer, first_head, first_head + heads_per_item, scratch);
         attention.run(&plan.members[group.first_member], group.num_members, group.shared_stop);
     }
     team.barrier();

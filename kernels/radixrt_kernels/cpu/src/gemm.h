@@ -32,7 +32,7 @@ inline void multiply_all(Team& team, const Word* inputs, int64_t row_stride, int
             constexpr int kRows = decltype(count)::value;
             Floats sums[kRows][kPanelVectors] = {};
             multiply<T, kRows>(inputs + (first_row + first) * row_stride, row_stride, panel, kPanel, weight.num_steps,
-                               sums);
+                               sums, [] {});
             for (int r = 0; r < kRows; ++r) store(first_row + first + r, panel_index, sums[r]);
         });
     }

@@ -42,6 +42,7 @@ struct Group {
 struct AttentionPlan {
     std::vector<Member> members;
     std::vector<Group> groups;
+    bool has_few_rows = true;  // in every group, so that the rows of all heads fit a core's cache
 
     void build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares);
 
@@ -100,11 +101,13 @@ inline void AttentionPlan::add_shared(const Batch& batch, std::vector<int64_t>& 
 inline void AttentionPlan::build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares) {
     members.clear();
     groups.clear();
+    has_few_rows = true;
     std::vector<int64_t> sharing;
     for (int64_t b = 0; b < batch.num_sequences; ++b) {
         if (shares && 2 * num_new(batch, b) * rows_per_token <= kMaxSharedRows) {
             sharing.push_back(b);
         } else {
+            has_few_rows &= num_new(batch, b) * rows_per_token <= kMaxSharedRows;
             add_sequence(batch, b, std::max<int64_t>(1, kMaxChunkRows / rows_per_token));
         }
     }

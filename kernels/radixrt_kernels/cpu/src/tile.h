@@ -40,15 +40,17 @@ inline Floats multiply_add<BFloat16>(Floats sum, Words panel, Words row) {
 }
 
 // Add to sums[r] the product of row r with the panel.
+//   each_step: called once a step, to ask for memory.
 //   rows: kRows rows of num_steps words, row_stride words apart; panel: steps of kPanel words, step_stride words apart.
-template <class T, int kRows>
+template <class T, int kRows, class Each>
 inline void multiply(const Word* rows, int64_t row_stride, const Word* panel, int64_t step_stride, int64_t num_steps,
-                     Floats (&sums)[kRows][kPanelVectors]) {
+                     Floats (&sums)[kRows][kPanelVectors], Each&& each_step) {
     // Groups of four rows share a base, so that every address is a base plus one of three strides.
     constexpr int kGroups = (kRows + 3) / 4;
     const Word* base[kGroups];
     for (int g = 0; g < kGroups; ++g) base[g] = rows + 4 * g * row_stride;
     for (int64_t k = 0; k < num_steps; ++k) {
+        each_step();
         const Word* step = panel + k * step_stride;
         Words outputs[kPanelVectors];
 #pragma GCC unroll 8
