@@ -36,7 +36,7 @@ void attend_layer(void* data, int64_t page_stride, int64_t page_size, const Batc
     AttentionPlan plan;
     plan.build(batch, page_size, num_heads / num_kv_heads, window == 0);
     std::vector<AttentionScratch> scratch(team.num_threads());
-    team.run([&](int thread) { attend_all(team, layer, plan, scratch[thread]); });
+    team.run([&](int thread) { attend_all(team, thread, layer, plan, scratch[thread]); });
 }
 
 }  // namespace

@@ -263,19 +263,18 @@ private:
 
 // Attend of a whole step in one layer; all threads of the team call this.
 template <class T>
-inline void attend_all(Team& team, const AttentionLayer<T>& layer, const AttentionPlan& plan,
+inline void attend_all(Team& team, int thread, const AttentionLayer<T>& layer, const AttentionPlan& plan,
                        AttentionScratch& scratch) {
     // Few groups: a head apiece, so that no thread idles.
     int64_t num_heads = layer.kv.num_heads, num_groups = plan.groups.size();
     int64_t heads_per_item = plan.has_few_rows && num_groups >= 4 * team.num_threads() ? num_heads : 1;
     int64_t items_per_group = num_heads / heads_per_item;
-    for (int64_t item; (item = team.claim()) < num_groups * items_per_group;) {
+    team.for_each(thread, num_groups * items_per_group, [&](int64_t item) {
         const Group& group = plan.groups[item / items_per_group];
         int64_t first_head = item % items_per_group * heads_per_item;
         GroupAttention<T> attention(layer, first_head, first_head + heads_per_item, scratch);
         attention.run(&plan.members[group.first_member], group.num_members, group.shared_stop);
-    }
-    team.barrier();
+    });
 }
 
 }  // namespace radixrt

@@ -19,12 +19,12 @@ struct Weight {
 // Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
 // store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
 template <class T, class Store>
-inline void multiply_all(Team& team, const Word* inputs, int64_t row_stride, int64_t num_rows, const Weight& weight,
+inline void multiply_all(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows, const Weight& weight,
                          Store&& store) {
     int64_t block_rows = kRowBlockBytes / (4 * weight.num_steps) / kMaxTileRows * kMaxTileRows;
     block_rows = block_rows < kMaxTileRows ? kMaxTileRows : block_rows;
     int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
-    for (int64_t item; (item = team.claim()) < num_blocks * weight.num_panels;) {
+    team.for_each(thread, num_blocks * weight.num_panels, [&](int64_t item) {
         int64_t block = item / weight.num_panels, panel_index = item % weight.num_panels;
         int64_t first_row = num_rows * block / num_blocks, stop_row = num_rows * (block + 1) / num_blocks;
         const Word* panel = weight.panels + panel_index * weight.num_steps * kPanel;
@@ -35,8 +35,7 @@ inline void multiply_all(Team& team, const Word* inputs, int64_t row_stride, int
                                sums, [] {});
             for (int r = 0; r < kRows; ++r) store(first_row + first + r, panel_index, sums[r]);
         });
-    }
-    team.barrier();
+    });
 }
 
 }  // namespace radixrt

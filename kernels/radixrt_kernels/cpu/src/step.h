@@ -86,7 +86,7 @@ public:
         int64_t rows_per_token = shape_.num_heads / shape_.num_kv_heads;
         full_plan_.build(inputs.batch, store.page_size, rows_per_token, true);
         windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false);
-        team_.run([&](int thread) { run(scratch_[thread], logits); });
+        team_.run([&](int thread) { run(thread, logits); });
     }
 
 private:
@@ -109,24 +109,24 @@ private:
         sine_.resize(num_rows * frequencies_.size());
     }
 
-    void run(AttentionScratch& scratch, float* logits) {
-        embed();
+    void run(int thread, float* logits) {
+        embed(thread);
         for (int64_t i = 0; i < shape_.num_layers; ++i) {
             const Layer& layer = layers_[i];
             KVLayer<T> kv = kv_layer(i);
-            norm(layer.attention_norm, nullptr, inputs_.batch.num_tokens);
-            project_qkv(layer);
-            rotate_and_write(layer, kv);
+            norm(thread, layer.attention_norm, nullptr, inputs_.batch.num_tokens);
+            project_qkv(thread, layer);
+            rotate_and_write(thread, layer, kv);
             float scale = 1.0f / std::sqrt((float)shape_.head_dim);
             AttentionLayer<T> attention{q_.data(), attended_.data(), kv, shape_.num_heads, layer.window, scale};
-            attend_all(team_, attention, layer.window ? windowed_plan_ : full_plan_, scratch);
-            add_product(words(attended_), num_attended(), layer.output, layer.output_bias);
-            norm(layer.mlp_norm, nullptr, inputs_.batch.num_tokens);
-            activate(layer);
-            add_product(words(activated_), shape_.intermediate_size, layer.down, layer.down_bias);
+            attend_all(team_, thread, attention, layer.window ? windowed_plan_ : full_plan_, scratch_[thread]);
+            add_product(thread, words(attended_), num_attended(), layer.output, layer.output_bias);
+            norm(thread, layer.mlp_norm, nullptr, inputs_.batch.num_tokens);
+            activate(thread, layer);
+            add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias);
         }
-        norm(weights_.final_norm, inputs_.sample_rows, inputs_.num_sampled);
-        project_head(logits);
+        norm(thread, weights_.final_norm, inputs_.sample_rows, inputs_.num_sampled);
+        project_head(thread, logits);
     }
 
     KVLayer<T> kv_layer(int64_t index) const {
@@ -136,15 +136,9 @@ private:
         return {data, page_stride, store_.page_size, shape_.num_kv_heads, shape_.head_dim};
     }
 
-    template <class Function>
-    void for_each_row(int64_t num_rows, Function&& function) {
-        for (int64_t row; (row = team_.claim()) < num_rows;) function(row);
-        team_.barrier();
-    }
-
-    void embed() {
+    void embed(int thread) {
         int64_t width = round_up(shape_.hidden_size, kPanel), half = frequencies_.size();
-        for_each_row(inputs_.batch.num_tokens, [&](int64_t row) {
+        team_.for_each(thread, inputs_.batch.num_tokens, [&](int64_t row) {
             unpack_row<T>(weights_.embedding, steps(shape_.hidden_size), inputs_.token_ids[row], shape_.hidden_size,
                           &hidden_[row * width]);
             for (int64_t i = 0; i < half; ++i) {
@@ -157,19 +151,19 @@ private:
     }
 
     // hidden -> normed. Args: sources: rows of hidden to take; null = all in order.
-    void norm(const float* weight, const int64_t* sources, int64_t num_rows) {
+    void norm(int thread, const float* weight, const int64_t* sources, int64_t num_rows) {
         int64_t width = round_up(shape_.hidden_size, kPanel);
-        for_each_row(num_rows, [&](int64_t row) {
+        team_.for_each(thread, num_rows, [&](int64_t row) {
             const float* source = &hidden_[(sources ? sources[row] : row) * width];
             normalize(source, weight, shape_.hidden_size, shape_.norm_epsilon, &normed_[row * shape_.hidden_size]);
         });
     }
 
-    void project_qkv(const Layer& layer) {
+    void project_qkv(int thread, const Layer& layer) {
         int64_t num_steps = steps(shape_.hidden_size), width = round_up(num_qkv(), kPanel);
         Weight weight{layer.qkv, panels(num_qkv()), num_steps};
         const float* bias = layer.qkv_bias;
-        multiply_all<T>(team_, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -180,10 +174,10 @@ private:
     }
 
     // heads of a row of qkv:  [0, H) queries | [H, H + G) keys | [H + G, H + 2 G) values
-    void rotate_and_write(const Layer& layer, const KVLayer<T>& kv) {
+    void rotate_and_write(int thread, const Layer& layer, const KVLayer<T>& kv) {
         int64_t head_dim = shape_.head_dim, num_heads = shape_.num_heads, num_kv_heads = shape_.num_kv_heads;
         int64_t width = round_up(num_qkv(), kPanel), half = frequencies_.size();
-        for_each_row(inputs_.batch.num_tokens, [&](int64_t row) {
+        team_.for_each(thread, inputs_.batch.num_tokens, [&](int64_t row) {
             float* heads = &qkv_[row * width];
             const float *cosine = &cosine_[row * half], *sine = &sine_[row * half];
             int64_t page = inputs_.slots[row] / kv.page_size, offset = inputs_.slots[row] % kv.page_size;
@@ -201,10 +195,10 @@ private:
     }
 
     // hidden += rows times weight, and bias
-    void add_product(const Word* rows, int64_t num_inputs, const Word* panel_words, const float* bias) {
+    void add_product(int thread, const Word* rows, int64_t num_inputs, const Word* panel_words, const float* bias) {
         int64_t num_steps = steps(num_inputs), width = round_up(shape_.hidden_size, kPanel);
         Weight weight{panel_words, panels(shape_.hidden_size), num_steps};
-        multiply_all<T>(team_, rows, num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, rows, num_steps, inputs_.batch.num_tokens, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -216,12 +210,12 @@ private:
     }
 
     // normed -> activated: silu(gate) * up. A panel has 16 gates, then their 16 ups.
-    void activate(const Layer& layer) {
+    void activate(int thread, const Layer& layer) {
         constexpr int kHalf = kPanel / 2, kHalfVectors = kPanelVectors / 2;
         int64_t num_steps = steps(shape_.hidden_size), size = shape_.intermediate_size;
         Weight weight{layer.gate_up, (size + kHalf - 1) / kHalf, num_steps};
         const float* bias = layer.gate_up_bias;
-        multiply_all<T>(team_, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kHalfVectors; ++v) {
                                 Floats gate = sums[v], up = sums[kHalfVectors + v];
@@ -235,10 +229,10 @@ private:
                         });
     }
 
-    void project_head(float* logits) {
+    void project_head(int thread, float* logits) {
         int64_t num_steps = steps(shape_.hidden_size), size = shape_.vocab_size;
         Weight weight{weights_.head, panels(size), num_steps};
-        multiply_all<T>(team_, words(normed_), num_steps, inputs_.num_sampled, weight,
+        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.num_sampled, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;

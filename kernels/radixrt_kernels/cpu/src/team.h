@@ -16,10 +16,10 @@ inline void pause_briefly() {
 #endif
 }
 
-// Invariant: outside `run` all workers sleep; inside, every thread calls `barrier` equally often.
+// Invariant: outside `run` all workers sleep; inside, every thread goes through the same phases.
 class Team {
 public:
-    explicit Team(int num_threads) : num_threads_(num_threads) {
+    explicit Team(int num_threads) : num_threads_(num_threads), claimed_(num_threads) {
         for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
     }
 
@@ -39,15 +39,33 @@ public:
         barrier();
     }
 
-    // Give the next item of this phase; at or past the phase's number of items there is nothing left.
-    int64_t claim() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    // Call work(item) for the items [0, num_items) of a phase; all threads of the team call this, and leave together.
+    // Each thread has a range of its own, so that it reads long runs of memory; who is done helps the others.
+    template <class Work>
+    void for_each(int thread, int64_t num_items, Work&& work) {
+        for (int i = 0; i < num_threads_; ++i) {
+            int owner = (thread + i) % num_threads_;
+            int64_t start = num_items * owner / num_threads_, stop = num_items * (owner + 1) / num_threads_;
+            for (int64_t item; (item = start + claim(owner)) < stop;) work(item);
+        }
+        barrier();
+    }
 
-    // Wait until all threads are here. Ends a phase: items count from 0 again.
+private:
+    static constexpr int kSpins = 4000;
+
+    struct alignas(64) Count {
+        std::atomic<int64_t> value{0};
+    };
+
+    int64_t claim(int owner) { return claimed_[owner].value.fetch_add(1, std::memory_order_relaxed); }
+
+    // Wait until all threads are here. Ends a phase: ranges are whole again.
     void barrier() {
         int generation = generation_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
             arrived_.store(0, std::memory_order_relaxed);
-            next_.store(0, std::memory_order_relaxed);
+            for (Count& count : claimed_) count.value.store(0, std::memory_order_relaxed);
             generation_.store(generation + 1, std::memory_order_release);
             return;
         }
@@ -60,9 +78,6 @@ public:
             }
         }
     }
-
-private:
-    static constexpr int kSpins = 4000;
 
     void start() {
         epoch_.fetch_add(1, std::memory_order_release);
@@ -81,11 +96,11 @@ private:
     }
 
     const int num_threads_;
+    std::vector<Count> claimed_;  // items taken of each thread's range
     std::vector<std::thread> workers_;
     const std::function<void(int)>* job_ = nullptr;
     bool stops_ = false;
     std::atomic<int> epoch_{0};
-    alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> generation_{0};
 };
