@@ -3,6 +3,7 @@
 // sequences: Hydragen, arXiv:2402.05099; here the sums are carried on, not merged, so sharing changes no bit.
 #pragma once
 
+#include "direct.h"
 #include "plan.h"
 #include "team.h"
 
@@ -34,7 +35,7 @@ struct AttentionLayer {
 // kv head after kv head, member after member, token after token, the head's R query heads in order.
 class AttentionScratch {
 public:
-    std::vector<Word> q, keys, values, weights;
+    std::vector<Word> q, keys, values, weights, zeros;
     std::vector<float> scores, sums, maxima, totals;
     std::vector<int64_t> positions;
 
@@ -51,6 +52,7 @@ public:
         grow(maxima, num_rows);
         grow(totals, num_rows);
         grow(positions, num_rows);
+        grow(zeros, width);
     }
 };
 
@@ -126,21 +128,23 @@ private:
 
     // Attend from rows [first_row, first_row + num_rows) to the positions [start, stop); start cuts key blocks.
     void attend(int64_t first_row, int64_t num_rows, const int32_t* pages, int64_t start, int64_t stop) {
+        const bool is_direct = num_rows <= kMaxDirectRows && fits_directly<T>(head_dim_);
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block);
-            list_lines(pages, block + count, std::min(block + 2 * kKeyBlock, stop));
+            list_lines(pages, block + count, std::min(block + 2 * kKeyBlock, stop), is_direct);
             for (int64_t head = first_head_; head < stop_head_; ++head) {
-                pack_block(pages, head, block, count);
+                find_block(pages, head, block, count);
+                if (!is_direct) pack_block(count);
                 int64_t head_row = (head - first_head_) * num_rows_ + first_row;
                 for_each_tile(num_rows, [&](int64_t first, auto row_count) {
-                    attend_tile<decltype(row_count)::value>(head_row + first, block, count);
+                    attend_tile<decltype(row_count)::value>(head_row + first, block, count, is_direct);
                 });
             }
         }
     }
 
     // List the memory of the positions [start, stop), in the order of addresses where that can be.
-    void list_lines(const int32_t* pages, int64_t start, int64_t stop) {
+    void list_lines(const int32_t* pages, int64_t start, int64_t stop, bool is_direct) {
         const KVLayer<T>& kv = layer_.kv;
         const int64_t stride = kv.num_heads * head_dim_, wanted = (stop_head_ - first_head_) * head_dim_;
         stream_.clear();
@@ -157,22 +161,31 @@ private:
             position += count;
         }
         int64_t num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
-        int64_t num_steps = kKeyBlock / kPanel * row_words_ + width_ / kPanel * (kKeyBlock / kWordElements<T>);
-        stream_.spread((stop_head_ - first_head_) * (4 * num_squares + kKeyBlock + num_steps));
+        int64_t value_steps = width_ / kPanel * (kKeyBlock / kWordElements<T>);
+        int64_t num_units = is_direct ? kKeyUnits * kLanes * num_squares + kValueUnits * value_steps
+                                      : 4 * num_squares + kKeyBlock + kKeyBlock / kPanel * row_words_ + value_steps;
+        stream_.spread((stop_head_ - first_head_) * num_units);
+    }
+
+    // Positions past the context are zeros, whatever their slots hold.
+    void find_block(const int32_t* pages, int64_t head, int64_t block, int64_t count) {
+        const int64_t to_value = layer_.kv.value_offset();
+        for_each_key(pages, head, block, block + count, [&](int64_t position, const T* key) {
+            keys_[position - block] = reinterpret_cast<const Word*>(key);
+            values_[position - block] = key + to_value;
+        });
+        const Word* zeros = scratch_.zeros.data();
+        for (int64_t i = count; i < kKeyBlock; ++i) {
+            keys_[i] = zeros;
+            values_[i] = reinterpret_cast<const T*>(zeros);
+        }
     }
 
     // Keys become panels of 32 positions, values steps over positions.
-    void pack_block(const int32_t* pages, int64_t head, int64_t block, int64_t count) {
-        const int64_t to_value = layer_.kv.value_offset();
-        const Word* keys[kKeyBlock] = {};
-        const T* values[kKeyBlock];
-        for_each_key(pages, head, block, block + count, [&](int64_t position, const T* key) {
-            keys[position - block] = reinterpret_cast<const Word*>(key);
-            values[position - block] = key + to_value;
-        });
+    void pack_block(int64_t count) {
         for (int64_t first = 0; first < count; first += kPanel)
-            pack_panel(keys + first, row_words_, &scratch_.keys[first * row_words_], stream_);
-        pack_values(values, count, head_dim_, width_, scratch_.values.data(), stream_);
+            pack_panel(keys_ + first, row_words_, &scratch_.keys[first * row_words_], stream_);
+        pack_values(values_, count, head_dim_, width_, scratch_.values.data(), stream_);
     }
 
     // Call function(position, key) for the positions [start, stop), page by page: one division, not one a position.
@@ -187,7 +200,7 @@ private:
     }
 
     template <int kRows>
-    void attend_tile(int64_t first, int64_t block, int64_t count) {
+    void attend_tile(int64_t first, int64_t block, int64_t count, bool is_direct) {
         // Rows are in the order of their positions within a member, so the last sees the most, the first the least.
         int64_t visible = 0;
         for (int r = 0; r < kRows; ++r) visible = std::max(visible, scratch_.positions[first + r] + 1 - block);
@@ -196,13 +209,17 @@ private:
         int64_t num_panels = (visible + kPanel - 1) / kPanel;
         const Word* q = &scratch_.q[first * row_words_];
         float* scores = &scratch_.scores[first * kKeyBlock];
-        for (int64_t p = 0; p < num_panels; ++p) {
-            Floats sums[kRows][kPanelVectors] = {};
-            multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums,
-                               [&] { stream_.advance(1); });
-            for (int r = 0; r < kRows; ++r)
-                for (int v = 0; v < kPanelVectors; ++v)
-                    store(scores + r * kKeyBlock + p * kPanel + v * kLanes, sums[r][v]);
+        if (kRows <= kMaxDirectRows && is_direct) {
+            score_directly<T, kRows>(q, row_words_, keys_, num_panels * kPanel, scores, kKeyBlock, stream_);
+        } else {
+            for (int64_t p = 0; p < num_panels; ++p) {
+                Floats sums[kRows][kPanelVectors] = {};
+                multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums,
+                                   [&] { stream_.advance(1); });
+                for (int r = 0; r < kRows; ++r)
+                    for (int v = 0; v < kPanelVectors; ++v)
+                        store(scores + r * kKeyBlock + p * kPanel + v * kLanes, sums[r][v]);
+            }
         }
         float factors[kRows];
         for (int r = 0; r < kRows; ++r) factors[r] = weigh(first + r, block, num_panels * kPanel);
@@ -214,8 +231,13 @@ private:
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v)
                     sums[r][v] = load<Floats>(running + r * width_ + v * kLanes) * factors[r];
-            multiply<T, kRows>(&scratch_.weights[first * kWeightWords], kWeightWords, &scratch_.values[d], width_,
-                               num_steps, sums, [&] { stream_.advance(1); });
+            const Word* weights = &scratch_.weights[first * kWeightWords];
+            if (kRows <= kMaxDirectRows && is_direct) {
+                add_values_directly<T, kRows>(weights, kWeightWords, values_, d, num_steps, sums, stream_);
+            } else {
+                multiply<T, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums,
+                                   [&] { stream_.advance(1); });
+            }
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) store(running + r * width_ + v * kLanes, sums[r][v]);
         }
@@ -257,6 +279,8 @@ private:
     AttentionScratch& scratch_;
     const int64_t head_dim_, row_words_, width_, rows_per_token_;
     LineStream stream_;
+    const Word* keys_[kKeyBlock];
+    const T* values_[kKeyBlock];
     int64_t num_rows_ = 0;  // of one head
     const float log2_scale_;
 };

@@ -1,6 +1,8 @@
 // Rows of words -> panels.
 #pragma once
 
+#include <vector>
+
 #include "prefetch.h"
 #include "tile.h"
 
@@ -35,7 +37,7 @@ inline void transpose(Words (&block)[kLanes]) {
     exchange_all<1>(block);
 }
 
-// Write a panel from kPanel rows of num_words words; a null row counts as zeros. Advances the stream once a square.
+// Write a panel from kPanel rows of num_words words. Advances the stream with every square.
 inline void pack_panel(const Word* const* rows, int64_t num_words, Word* panel, LineStream& stream) {
     int64_t whole = num_words / kLanes * kLanes;
     for (int first = 0; first < kPanel; first += kLanes) {
@@ -43,13 +45,13 @@ inline void pack_panel(const Word* const* rows, int64_t num_words, Word* panel, 
             stream.advance(4);
             Words block[kLanes];
 #pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) block[i] = rows[first + i] ? load<Words>(rows[first + i] + k) : Words{};
+            for (int i = 0; i < kLanes; ++i) block[i] = load<Words>(rows[first + i] + k);
             transpose(block);
 #pragma GCC unroll 16
             for (int i = 0; i < kLanes; ++i) store(panel + (k + i) * kPanel + first, block[i]);
         }
         for (int64_t k = whole; k < num_words; ++k)
-            for (int i = 0; i < kLanes; ++i) panel[k * kPanel + first + i] = rows[first + i] ? rows[first + i][k] : 0;
+            for (int i = 0; i < kLanes; ++i) panel[k * kPanel + first + i] = rows[first + i][k];
     }
 }
 
@@ -59,6 +61,7 @@ inline void pack_panel(const Word* const* rows, int64_t num_words, Word* panel, 
 template <class T>
 inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs, bool paired, Word* panels) {
     constexpr int kHalf = kPanel / 2;
+    const std::vector<Word> zeros(num_inputs);
     LineStream nothing;
     int64_t num_words = num_inputs / kWordElements<T>, half = num_outputs / 2;
     int64_t num_panels = paired ? (half + kHalf - 1) / kHalf : (num_outputs + kPanel - 1) / kPanel;
@@ -71,14 +74,15 @@ inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs
                 limit = half;
             }
             const T* row = weight + (output + (paired && i >= kHalf ? half : 0)) * num_inputs;
-            rows[i] = output < limit ? reinterpret_cast<const Word*>(row) : nullptr;
+            rows[i] = output < limit ? reinterpret_cast<const Word*>(row) : zeros.data();
         }
         pack_panel(rows, num_words, panels + p * num_words * kPanel, nothing);
     }
 }
 
 // Rows of values of consecutive positions, head_dim elements each -> steps over positions, `width` outputs each
-// (head_dim rounded up to whole panels). An odd last position is paired with zeros. Advances the stream every two.
+// (head_dim rounded up to whole panels). A pair of rows is one step of bfloat16: the row after an odd last one is read.
+// Advances the stream every two rows.
 inline void pack_values(const float* const* rows, int64_t num_rows, int64_t head_dim, int64_t width, Word* steps,
                         LineStream& stream) {
     for (int64_t t = 0; t < num_rows; ++t) {
@@ -87,24 +91,30 @@ inline void pack_values(const float* const* rows, int64_t num_rows, int64_t head
     }
 }
 
+// Two rows of 2 * kLanes elements -> words of an element of the first, then of the second.
+inline void interleave(const BFloat16* first, const BFloat16* second, Words& low, Words& high) {
+    WideHalves to_low, to_high, a = load<WideHalves>(first), b = load<WideHalves>(second);
+    for (int i = 0; i < 2 * kLanes; ++i) {
+        to_low[i] = i / 2 + (i % 2) * 2 * kLanes;
+        to_high[i] = kLanes + to_low[i];
+    }
+    low = (Words)__builtin_shuffle(a, b, to_low);
+    high = (Words)__builtin_shuffle(a, b, to_high);
+}
+
 inline void pack_values(const BFloat16* const* rows, int64_t num_rows, int64_t head_dim, int64_t width, Word* steps,
                         LineStream& stream) {
-    WideHalves low, high;
-    for (int i = 0; i < 2 * kLanes; ++i) {
-        low[i] = i / 2 + (i % 2) * 2 * kLanes;
-        high[i] = kLanes + low[i];
-    }
     int64_t whole = head_dim / (2 * kLanes) * (2 * kLanes);
     for (int64_t t = 0; t < num_rows; t += 2, steps += width) {
         stream.advance(2);
-        const BFloat16 *first = rows[t], *second = t + 1 < num_rows ? rows[t + 1] : nullptr;
+        const BFloat16 *first = rows[t], *second = rows[t + 1];
         for (int64_t d = 0; d < whole; d += 2 * kLanes) {
-            WideHalves a = load<WideHalves>(first + d), b = second ? load<WideHalves>(second + d) : WideHalves{};
-            store(steps + d, __builtin_shuffle(a, b, low));
-            store(steps + d + kLanes, __builtin_shuffle(a, b, high));
+            Words low, high;
+            interleave(first + d, second + d, low, high);
+            store(steps + d, low);
+            store(steps + d + kLanes, high);
         }
-        for (int64_t d = whole; d < head_dim; ++d)
-            steps[d] = first[d].bits | (second ? (Word)second[d].bits << 16 : 0);
+        for (int64_t d = whole; d < head_dim; ++d) steps[d] = first[d].bits | (Word)second[d].bits << 16;
     }
 }
 
