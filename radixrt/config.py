@@ -37,6 +37,10 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "auto = bfloat16 where the device multiplies it natively, else float32"
     )
+    kernels: Literal["auto", "torch", "native"] = option(
+        "auto",
+        "auto = compiled C++ on a CPU if there is a compiler, else torch; native = C++ or an error; torch = the reference",
+    )
     threads: int | None = option(
         None, "CPU threads of the model; default: the physical cores", low=1, high=1024
     )

@@ -31,6 +31,7 @@ def test_every_option_has_description_and_valid_default():
         ({"page_size": True}, "page_size must be of type int"),
         ({"prefix_cache": 1}, "prefix_cache must be of type bool"),
         ({"device": "gpu"}, "device must be one of auto, cpu, cuda"),
+        ({"kernels": "nativ"}, 'kernels must be one of auto, torch, native.*"native"'),
         ({"policy": "cache-aware"}, 'Did you mean "cache_aware"'),
     ],
 )

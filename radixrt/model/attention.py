@@ -1,4 +1,7 @@
-"""The decoder's door to attention kernels: plan once per step, then write and attend once per layer."""
+"""The decoder's door to kernels. Attention: plan once per step, then write and attend once per layer.
+
+`cpu` is handed on to native.py, where a whole step is one call.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from radixrt_kernels import cpu as cpu
 from radixrt_kernels import reference
 
 from radixrt.model.inputs import BatchInputs

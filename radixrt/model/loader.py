@@ -1,23 +1,59 @@
-"""A model folder -> a Decoder."""
+"""A model folder -> a decoder: in C++ on a CPU where it can be compiled, else in torch."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Literal
 
 import torch
 
+from radixrt.config import home_folder
+from radixrt.errors import ModelLoadError
 from radixrt.model.attention import TorchAttention
 from radixrt.model.decoder import Decoder
+from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
 
+LOGGER = logging.getLogger(__name__)
 
-def load_model(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
+
+def load_model(
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Literal["auto", "torch", "native"] = "torch",
+    build_folder: Path | None = None,
+) -> Decoder | NativeDecoder:
     """Load a folder that `catalog.resolve` gave: config.json and safetensors files.
 
+    Args:
+        kernels: native = the C++ step, for CPUs; torch = the reference, anywhere; auto = native on a CPU, and torch
+            with one warning where the C++ step cannot be had.
+        build_folder: where compiled kernels are kept; default: `build` in radixrt's home folder.
+    The native decoder uses as many threads as torch does now.
+
     Raises:
-        ModelLoadError: unsupported architecture or field; missing or corrupt file; unexpected tensor.
+        ModelLoadError: unsupported architecture or field; missing or corrupt file; unexpected tensor; native kernels
+            asked for that cannot be had.
     """
+    if kernels == "native" and device.type != "cpu":
+        raise ModelLoadError(f"native kernels are for CPUs, the device is {device}")
     spec = ModelSpec.load(folder)
     weights = read_weights(folder, spec, device=device, dtype=dtype)
-    return Decoder(spec, weights, TorchAttention())
+    if kernels == "torch" or device.type != "cpu":
+        return Decoder(spec, weights, TorchAttention())
+    try:
+        return NativeDecoder.build(
+            spec,
+            weights,
+            num_threads=torch.get_num_threads(),
+            build_folder=build_folder or home_folder() / "build",
+        )
+    except ModelLoadError as error:
+        if kernels == "native":
+            raise
+        LOGGER.warning("%s; the slower torch decoder is used instead", error)
+        return Decoder(spec, weights, TorchAttention())

@@ -1,0 +1,79 @@
+"""Paged attention of one layer, for callers outside a whole step: tests, measurements."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+
+import torch
+
+from radixrt_kernels.cpu.library import CBatch, Library, check_status, is_bfloat16, pointer
+
+
+class CpuAttention:
+    """Paged attention in C++ with threads of its own; same arguments as reference.paged_attention."""
+
+    def __init__(self, library: Library, *, num_threads: int) -> None:
+        self.library = library
+        self._team = library.functions.rt_team_create(num_threads)
+        if not self._team:
+            raise MemoryError("no memory for threads")
+        weakref.finalize(self, library.functions.rt_team_destroy, self._team)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        kv_layer: torch.Tensor,
+        *,
+        page_table: torch.Tensor,
+        num_query_tokens: tuple[int, ...],
+        num_context_tokens: tuple[int, ...],
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> torch.Tensor:
+        """Attend from new tokens to their sequences' pages. Arguments: see reference.paged_attention; no soft cap.
+
+        Leading pages that several sequences of few new tokens have in common are read once for up to 24 query rows.
+        That changes no bit of the result; neither do threads, chunks and who else is in the batch.
+
+        Raises:
+            ValueError: counts, shapes or types do not fit together.
+        """
+        num_pages, _, page_size, num_kv_heads, head_dim = kv_layer.shape
+        num_sequences, num_columns = page_table.shape
+        starts = torch.tensor([0, *itertools.accumulate(num_query_tokens)], dtype=torch.int32)
+        context_lens = torch.tensor(num_context_tokens, dtype=torch.int32)
+        output = torch.empty_like(q)
+        if not kv_layer[0].is_contiguous() or kv_layer.dtype != q.dtype:
+            raise ValueError(f"kv_layer must be pages of contiguous {q.dtype}, got {kv_layer.dtype}")
+        if head_dim % 2 or q.shape[1] % num_kv_heads:
+            raise ValueError(
+                f"q must have a multiple of {num_kv_heads} heads of even size, got {tuple(q.shape)}"
+            )
+        batch = CBatch(
+            len(q),
+            num_sequences,
+            num_columns,
+            pointer(page_table, "page_table", torch.int32, (num_sequences, num_columns)),
+            pointer(starts, "num_query_tokens", torch.int32, (num_sequences + 1,)),
+            pointer(context_lens, "num_context_tokens", torch.int32, (num_sequences,)),
+        )
+        status = self.library.functions.rt_attend(
+            self._team,
+            kv_layer.data_ptr(),
+            num_pages,
+            kv_layer.stride(0),
+            page_size,
+            ctypes.byref(batch),
+            pointer(q, "q", q.dtype, (len(q), q.shape[1], head_dim)),
+            output.data_ptr(),
+            q.shape[1],
+            num_kv_heads,
+            head_dim,
+            sliding_window or 0,
+            scale,
+            is_bfloat16(q),
+        )
+        check_status(status)
+        return output

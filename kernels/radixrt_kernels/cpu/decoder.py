@@ -1,0 +1,247 @@
+"""A whole decoder step in one call: packed weights, and the handle of a model in the library."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from radixrt_kernels.cpu.library import (
+    CBatch,
+    CInputs,
+    CLayer,
+    CShape,
+    CStore,
+    CWeights,
+    Library,
+    check_status,
+    is_bfloat16,
+    pointer,
+)
+
+PANEL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """What the step must know of a model besides its weights. head_dim is even."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_epsilon: float
+    inverse_frequencies: tuple[float, ...]
+    rope_magnitude: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """One layer, E hidden and I intermediate size; matrices in the model's dtype, any float dtype for vectors.
+
+    Attributes:
+        attention_norm, mlp_norm: [E].
+        qkv: [(H + 2 G) * D, E]; its bias or None.
+        qk_norm: [H + G, D] or None.
+        output: [E, H * D]. gate_up: [2 I, E], gates then ups. down: [E, I]. Each with its bias or None.
+        sliding_window: positions a token sees, itself included; None = all.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    qk_norm: torch.Tensor | None
+    output: torch.Tensor
+    output_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor
+    down_bias: torch.Tensor | None
+    sliding_window: int | None
+
+
+class CpuDecoder:
+    """A model in the library: packed weights, threads, and the room for a step's rows.
+
+    Takes no hold of the tensors it is made from. Steps of one decoder run one after another, whoever calls.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        shape: DecoderShape,
+        layers: Sequence[LayerTensors],
+        *,
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+        final_norm: torch.Tensor,
+        num_threads: int,
+        allocate: Callable[[int], torch.Tensor],
+    ) -> None:
+        """Pack the weights.
+
+        Args:
+            embedding, head: [V, E]; packed once if they are the same tensor.
+            allocate: gives an uninitialized int32 tensor of so many words, contiguous, aligned to 64 bytes.
+        Raises:
+            ValueError: a type or size that the library cannot take.
+        """
+        self.library = library
+        self.shape = shape
+        self.num_layers = len(layers)
+        self.dtype = embedding.dtype
+        self._is_bfloat16 = is_bfloat16(embedding)
+        if shape.head_dim % 2 or shape.hidden_size % 2 or shape.intermediate_size % 2:
+            raise ValueError(f"head_dim, hidden_size and intermediate_size must be even, got {shape}")
+        self._kept: list[torch.Tensor] = []
+        frequencies = self._vector(torch.tensor(shape.inverse_frequencies, dtype=torch.float32))
+        self._shape = CShape(
+            shape.vocab_size,
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            len(layers),
+            shape.norm_epsilon,
+            shape.rope_magnitude,
+            frequencies,
+        )
+        weights = self._pack_all(layers, embedding, head, final_norm, allocate)
+        self._model = library.functions.rt_model_create(
+            ctypes.byref(self._shape), ctypes.byref(weights), self._is_bfloat16, num_threads
+        )
+        if not self._model:
+            raise MemoryError("no memory for the model")
+        weakref.finalize(self, library.functions.rt_model_destroy, self._model)
+
+    def step(
+        self,
+        store: torch.Tensor,
+        *,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        page_table: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        sample_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute the step's keys and values and the wanted logits.
+
+        Args:
+            store: [num_pages, L, 2, page_size, G, D], the model's dtype, contiguous.
+            token_ids, positions, slots: [T] int64. page_table: [B, P] int32. query_start: [B + 1] int32.
+            context_lens: [B] int32. sample_rows: [S] int64. All contiguous, on the CPU.
+        Returns: [S, V] float32.
+        Raises:
+            ValueError: a shape or type differs, an id, slot, page or row is out of range.
+        Changes: store at `slots`, all layers.
+        """
+        num_tokens, num_sampled = len(token_ids), len(sample_rows)
+        num_sequences, num_columns = page_table.shape
+        num_pages, page_size = store.shape[0], store.shape[3]
+        page_shape = (self.num_layers, 2, page_size, self.shape.num_kv_heads, self.shape.head_dim)
+        batch = CBatch(
+            num_tokens,
+            num_sequences,
+            num_columns,
+            pointer(page_table, "page_table", torch.int32, (num_sequences, num_columns)),
+            pointer(query_start, "query_start", torch.int32, (num_sequences + 1,)),
+            pointer(context_lens, "context_lens", torch.int32, (num_sequences,)),
+        )
+        inputs = CInputs(
+            batch,
+            pointer(token_ids, "token_ids", torch.int64, (num_tokens,)),
+            pointer(positions, "positions", torch.int64, (num_tokens,)),
+            pointer(slots, "slots", torch.int64, (num_tokens,)),
+            num_sampled,
+            pointer(sample_rows, "sample_rows", torch.int64, (num_sampled,)),
+        )
+        pages = CStore(pointer(store, "store", self.dtype, (num_pages, *page_shape)), num_pages, page_size)
+        logits = torch.empty(num_sampled, self.shape.vocab_size)
+        status = self.library.functions.rt_model_step(
+            self._model,
+            ctypes.byref(self._shape),
+            ctypes.byref(inputs),
+            ctypes.byref(pages),
+            logits.data_ptr(),
+        )
+        check_status(status)
+        return logits
+
+    def _pack_all(
+        self,
+        layers: Sequence[LayerTensors],
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+        final_norm: torch.Tensor,
+        allocate: Callable[[int], torch.Tensor],
+    ) -> CWeights:
+        """Pack every matrix into one buffer, in the order in which a step reads them."""
+        matrices = [
+            (matrix, matrix is layer.gate_up)
+            for layer in layers
+            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        ]
+        matrices.append((head, False))
+        if embedding is not head:
+            matrices.append((embedding, False))
+        counts = [self.library.packed_words(matrix, is_paired=is_paired) for matrix, is_paired in matrices]
+        buffer = allocate(sum(counts))
+        self._kept.append(buffer)
+        packed = torch.split(buffer, counts)
+        for (matrix, is_paired), target in zip(matrices, packed, strict=True):
+            if matrix.dtype != self.dtype:
+                raise ValueError(f"all weights must have the same type, got {matrix.dtype} and {self.dtype}")
+            self.library.pack(matrix, target, is_paired=is_paired)
+        addresses = [target.data_ptr() for target in packed]
+        table = (CLayer * len(layers))(
+            *(self._layer(layer, addresses[4 * i : 4 * i + 4]) for i, layer in enumerate(layers))
+        )
+        head_address = addresses[4 * len(layers)]
+        return CWeights(addresses[-1], head_address, self._vector(final_norm), table)
+
+    def _layer(self, layer: LayerTensors, packed: Sequence[int]) -> CLayer:
+        qkv, output, gate_up, down = packed
+        bias = layer.gate_up_bias
+        if bias is not None:
+            bias = pair(bias)
+        return CLayer(
+            attention_norm=self._vector(layer.attention_norm),
+            qkv=qkv,
+            qkv_bias=self._bias(layer.qkv_bias),
+            qk_norm=None if layer.qk_norm is None else self._vector(layer.qk_norm),
+            output=output,
+            output_bias=self._bias(layer.output_bias),
+            mlp_norm=self._vector(layer.mlp_norm),
+            gate_up=gate_up,
+            gate_up_bias=self._bias(bias),
+            down=down,
+            down_bias=self._bias(layer.down_bias),
+            window=layer.sliding_window or 0,
+        )
+
+    def _bias(self, bias: torch.Tensor | None) -> int | None:
+        if bias is None:
+            return None
+        return self._vector(torch.nn.functional.pad(bias, (0, -len(bias) % PANEL)))
+
+    def _vector(self, vector: torch.Tensor) -> int:
+        """Keep a float32 copy; give its address."""
+        copy = vector.detach().to(torch.float32, copy=True).contiguous()
+        self._kept.append(copy)
+        return copy.data_ptr()
+
+
+def pair(bias: torch.Tensor) -> torch.Tensor:
+    """Order a bias of gates, then ups, as a paired weight's panels: 16 gates, their 16 ups, and so on. Pure."""
+    halves = bias.view(2, -1)
+    padded = torch.nn.functional.pad(halves, (0, -halves.shape[1] % (PANEL // 2)))
+    return padded.view(2, -1, PANEL // 2).transpose(0, 1).reshape(-1)

@@ -1,0 +1,210 @@
+"""The compiled library's C interface (src/api.cpp), typed."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+
+import torch
+
+from radixrt_kernels.cpu.build import BuildError, build, choose_variant
+
+STATUS_TEXTS = {
+    2: "token_ids must be in [0, vocab_size)",
+    3: "slots must lie in the KV store",
+    4: "page_table must name pages of the KV store",
+    5: "sample_rows must be rows of the step",
+    6: "every sequence must have 1 <= new tokens <= context <= P * page_size",
+}
+OUT_OF_MEMORY = 1
+
+
+class CShape(Structure):
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in (
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "num_layers",
+            )
+        ),
+        ("norm_epsilon", c_double),
+        ("rope_magnitude", c_double),
+        ("inverse_frequencies", c_void_p),
+    )
+
+
+class CLayer(Structure):
+    _fields_ = (
+        *(
+            (name, c_void_p)
+            for name in (
+                "attention_norm",
+                "qkv",
+                "qkv_bias",
+                "qk_norm",
+                "output",
+                "output_bias",
+                "mlp_norm",
+                "gate_up",
+                "gate_up_bias",
+                "down",
+                "down_bias",
+            )
+        ),
+        ("window", c_int64),
+    )
+
+
+class CWeights(Structure):
+    _fields_ = (
+        ("embedding", c_void_p),
+        ("head", c_void_p),
+        ("final_norm", c_void_p),
+        ("layers", POINTER(CLayer)),
+    )
+
+
+class CBatch(Structure):
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("num_sequences", c_int64),
+        ("num_columns", c_int64),
+        ("page_table", c_void_p),
+        ("query_start", c_void_p),
+        ("context_lens", c_void_p),
+    )
+
+
+class CInputs(Structure):
+    _fields_ = (
+        ("batch", CBatch),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("num_sampled", c_int64),
+        ("sample_rows", c_void_p),
+    )
+
+
+class CStore(Structure):
+    _fields_ = (("data", c_void_p), ("num_pages", c_int64), ("page_size", c_int64))
+
+
+SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "rt_packed_words": (c_int64, (c_int64, c_int64, c_int32, c_int32)),
+    "rt_pack": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p)),
+    "rt_team_create": (c_void_p, (c_int32,)),
+    "rt_team_destroy": (None, (c_void_p,)),
+    "rt_attend": (
+        c_int32,
+        (
+            *(c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(CBatch), c_void_p, c_void_p),
+            *(c_int64, c_int64, c_int64, c_int64, c_float, c_int32),
+        ),
+    ),
+    "rt_model_create": (c_void_p, (POINTER(CShape), POINTER(CWeights), c_int32, c_int32)),
+    "rt_model_destroy": (None, (c_void_p,)),
+    "rt_model_step": (c_int32, (c_void_p, POINTER(CShape), POINTER(CInputs), POINTER(CStore), c_void_p)),
+    "rt_read": (c_uint64, (c_void_p, c_int64)),
+}
+
+
+class Library:
+    """A loaded library of one variant. Immutable; holds no state of any model."""
+
+    def __init__(self, path: Path, variant: str) -> None:
+        self.variant = variant
+        try:
+            self.functions = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(
+                f"{path} cannot be loaded: {error}; remove it to have it compiled anew"
+            ) from error
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(self.functions, name)
+            function.restype, function.argtypes = result, arguments
+
+    def packed_words(self, weight: torch.Tensor, *, is_paired: bool = False) -> int:
+        """Give the 32-bit words that `pack` writes for a weight [outputs, inputs]."""
+        num_outputs, num_inputs = weight.shape
+        words: int = self.functions.rt_packed_words(num_outputs, num_inputs, is_bfloat16(weight), is_paired)
+        return words
+
+    def pack(self, weight: torch.Tensor, target: torch.Tensor, *, is_paired: bool = False) -> None:
+        """Write a weight as panels of 32 outputs (layout: src/tile.h).
+
+        Args:
+            weight: [outputs, inputs] float32, or bfloat16 with an even number of inputs; contiguous.
+            target: [packed_words] int32, contiguous.
+            is_paired: the weight stacks two matrices whose outputs are needed side by side.
+        Changes: target.
+        """
+        num_outputs, num_inputs = weight.shape
+        if num_inputs * weight.dtype.itemsize % 4:
+            raise ValueError(f"a bfloat16 weight must have an even number of inputs, got {num_inputs}")
+        if target.numel() != self.packed_words(weight, is_paired=is_paired):
+            raise ValueError(f"target must have {self.packed_words(weight, is_paired=is_paired)} words")
+        self.functions.rt_pack(
+            pointer(weight, "weight", weight.dtype, tuple(weight.shape)),
+            num_outputs,
+            num_inputs,
+            is_bfloat16(weight),
+            is_paired,
+            pointer(target, "target", torch.int32, tuple(target.shape)),
+        )
+
+    def read_bytes(self, tensor: torch.Tensor) -> None:
+        """Read a contiguous tensor once on this thread, for measuring how fast memory is."""
+        self.functions.rt_read(tensor.data_ptr(), tensor.nbytes)
+
+
+def load_library(folder: Path, *, variant: str | None = None) -> Library:
+    """Compile if `folder` does not have it yet, and load.
+
+    Args:
+        folder: where compiled libraries are kept; made if missing.
+        variant: name of a variant (build.VARIANTS); default: the fastest that this CPU can run.
+    Raises:
+        BuildError: no compiler, a failed compilation, a variant that this CPU cannot run.
+    """
+    chosen = choose_variant(variant)
+    return Library(build(folder, chosen), chosen.name)
+
+
+def is_bfloat16(tensor: torch.Tensor) -> bool:
+    """Tell the library's two types apart.
+
+    Raises:
+        ValueError: neither float32 nor bfloat16.
+    """
+    if tensor.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"the CPU kernels take float32 and bfloat16, got {tensor.dtype}")
+    return tensor.dtype == torch.bfloat16
+
+
+def pointer(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Give a tensor's address after checking everything that the library takes for granted.
+
+    Raises:
+        ValueError: names the tensor, what was expected and what came.
+    """
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must be {shape} {dtype}, got {tuple(tensor.shape)} {tensor.dtype}")
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous and on the CPU")
+    return tensor.data_ptr()
+
+
+def check_status(status: int) -> None:
+    """Raise what a status of the library means, unless it is 0."""
+    if status == OUT_OF_MEMORY:
+        raise MemoryError("no memory for the rows of this step")
+    if status:
+        raise ValueError(STATUS_TEXTS[status])

@@ -1,0 +1,110 @@
+// The plain C interface. Everything is checked by the caller (bindings.py) but what only a loop over the data can see.
+#include <new>
+
+#include "step.h"
+
+using namespace radixrt;
+
+namespace {
+
+// What a function gives back; bindings.py knows the same numbers.
+enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kBadTokenId = 2, kBadSlot = 3, kBadPage = 4, kBadRow = 5, kBadCounts = 6 };
+
+Status check_batch(const Batch& batch, int64_t num_pages, int64_t page_size) {
+    if (batch.query_start[0] != 0 || batch.query_start[batch.num_sequences] != batch.num_tokens) return kBadCounts;
+    for (int64_t b = 0; b < batch.num_sequences; ++b) {
+        int64_t context = batch.context_lens[b];
+        if (num_new(batch, b) < 1 || num_new(batch, b) > context || context > batch.num_columns * page_size)
+            return kBadCounts;
+        for (int64_t i = 0; i * page_size < context; ++i) {
+            int32_t page = pages_of(batch, b)[i];
+            if (page < 0 || page >= num_pages) return kBadPage;
+        }
+    }
+    return kDone;
+}
+
+bool all_below(const int64_t* values, int64_t count, int64_t limit) {
+    return std::all_of(values, values + count, [&](int64_t value) { return value >= 0 && value < limit; });
+}
+
+template <class T>
+void attend_layer(void* data, int64_t page_stride, int64_t page_size, const Batch& batch, const void* q, void* output,
+                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale, Team& team) {
+    KVLayer<T> kv{static_cast<T*>(data), page_stride, page_size, num_kv_heads, head_dim};
+    AttentionLayer<T> layer{static_cast<const T*>(q), static_cast<T*>(output), kv, num_heads, window, scale};
+    AttentionPlan plan;
+    plan.build(batch, page_size, num_heads / num_kv_heads, window == 0);
+    std::vector<AttentionScratch> scratch(team.num_threads());
+    team.run([&](int thread) { attend_all(team, thread, layer, plan, scratch[thread]); });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Words of a packed weight: see pack_weight.
+int64_t rt_packed_words(int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired) {
+    int64_t num_panels = paired ? (num_outputs / 2 + kPanel / 2 - 1) / (kPanel / 2) : (num_outputs + kPanel - 1) / kPanel;
+    return num_panels * kPanel * (is_bfloat16 ? num_inputs / 2 : num_inputs);
+}
+
+void rt_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired,
+             uint32_t* panels) {
+    if (is_bfloat16) {
+        pack_weight(static_cast<const BFloat16*>(weight), num_outputs, num_inputs, paired, panels);
+    } else {
+        pack_weight(static_cast<const float*>(weight), num_outputs, num_inputs, paired, panels);
+    }
+}
+
+void* rt_team_create(int32_t num_threads) { return new (std::nothrow) Team(num_threads); }
+void rt_team_destroy(void* team) { delete static_cast<Team*>(team); }
+
+// Attend of one layer; the new tokens' keys and values are in their pages.
+int32_t rt_attend(void* team, void* kv, int64_t num_pages, int64_t page_stride, int64_t page_size, const Batch* batch,
+                  const void* q, void* output, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                  int64_t window, float scale, int32_t is_bfloat16) {
+    if (Status status = check_batch(*batch, num_pages, page_size)) return status;
+    auto attend = is_bfloat16 ? attend_layer<BFloat16> : attend_layer<float>;
+    try {
+        attend(kv, page_stride, page_size, *batch, q, output, num_heads, num_kv_heads, head_dim, window, scale,
+               *static_cast<Team*>(team));
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kDone;
+}
+
+// Copies shape and layer table; the weights themselves must outlive the model. Gives null without memory.
+void* rt_model_create(const Shape* shape, const Weights* weights, int32_t is_bfloat16, int32_t num_threads) {
+    if (is_bfloat16) return new (std::nothrow) Decoder<BFloat16>(*shape, *weights, num_threads);
+    return new (std::nothrow) Decoder<float>(*shape, *weights, num_threads);
+}
+
+void rt_model_destroy(void* model) { delete static_cast<Model*>(model); }
+
+int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, const Store* store, float* logits) {
+    const Batch& batch = inputs->batch;
+    if (!all_below(inputs->token_ids, batch.num_tokens, shape->vocab_size)) return kBadTokenId;
+    if (!all_below(inputs->slots, batch.num_tokens, store->num_pages * store->page_size)) return kBadSlot;
+    if (!all_below(inputs->sample_rows, inputs->num_sampled, batch.num_tokens)) return kBadRow;
+    if (Status status = check_batch(batch, store->num_pages, store->page_size)) return status;
+    try {
+        static_cast<Model*>(model)->step(*inputs, *store, logits);
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kDone;
+}
+
+// Read num_bytes (a multiple of 64) as fast as one thread can: the floor of what is bound by memory.
+uint64_t rt_read(const void* data, int64_t num_bytes) {
+    Words sums[4] = {};
+    const char* bytes = static_cast<const char*>(data);
+    for (int64_t i = 0; i + (int64_t)sizeof sums <= num_bytes; i += sizeof sums)
+        for (int j = 0; j < 4; ++j) sums[j] ^= load<Words>(bytes + i + j * sizeof(Words));
+    return (sums[0] ^ sums[1] ^ sums[2] ^ sums[3])[0];
+}
+
+}  // extern "C"

@@ -1,0 +1,266 @@
+// One step of the decoder: token ids -> keys and values in their pages, and the wanted logits.
+//
+//     hidden [T, E] float32 -norm-> normed -qkv-> [T, (H + 2 G) D] float32 -rotate-> q, and k, v into their slots
+//            -attend-> [T, H D] -output-> hidden += -norm-> normed -gate_up, silu-> [T, I] -down-> hidden +=
+//
+// Inputs of products have the weights' type, sums are float32. Threads meet after every arrow.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "attention.h"
+#include "gemm.h"
+#include "rows.h"
+
+namespace radixrt {
+
+struct Shape {
+    int64_t vocab_size, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, num_layers;
+    double norm_epsilon, rope_magnitude;
+    const float* inverse_frequencies;  // [D / 2]
+};
+
+// Packed weights (pack.h); vectors are float32, biases padded with zeros to whole panels. Null: not there.
+struct Layer {
+    const float* attention_norm;
+    const Word* qkv;
+    const float* qkv_bias;
+    const float* qk_norm;  // [H + G, D]
+    const Word* output;
+    const float* output_bias;
+    const float* mlp_norm;
+    const Word* gate_up;  // paired
+    const float* gate_up_bias;
+    const Word* down;
+    const float* down_bias;
+    int64_t window;  // 0 = none
+};
+
+struct Weights {
+    const Word* embedding;
+    const Word* head;
+    const float* final_norm;
+    const Layer* layers;
+};
+
+struct Inputs {
+    Batch batch;
+    const int64_t* token_ids;
+    const int64_t* positions;
+    const int64_t* slots;
+    int64_t num_sampled;
+    const int64_t* sample_rows;
+};
+
+// The KV store [num_pages, L, 2, page_size, G, D].
+struct Store {
+    void* data;
+    int64_t num_pages, page_size;
+};
+
+class Model {
+public:
+    virtual ~Model() = default;
+    // Changes: the store at inputs.slots; logits [num_sampled, V].
+    virtual void step(const Inputs& inputs, const Store& store, float* logits) = 0;
+};
+
+// Owns the threads and the room for a step's rows, never the weights. One step at a time: others wait.
+template <class T>
+class Decoder final : public Model {
+public:
+    Decoder(const Shape& shape, const Weights& weights, int num_threads)
+        : shape_(shape),
+          weights_(weights),
+          layers_(weights.layers, weights.layers + shape.num_layers),
+          frequencies_(shape.inverse_frequencies, shape.inverse_frequencies + shape.head_dim / 2),
+          team_(num_threads),
+          scratch_(num_threads) {}
+
+    void step(const Inputs& inputs, const Store& store, float* logits) override {
+        std::lock_guard<std::mutex> guard(mutex_);
+        inputs_ = inputs;
+        store_ = store;
+        reserve(std::max(inputs.batch.num_tokens, inputs.num_sampled));
+        int64_t rows_per_token = shape_.num_heads / shape_.num_kv_heads;
+        full_plan_.build(inputs.batch, store.page_size, rows_per_token, true);
+        windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false);
+        team_.run([&](int thread) { run(thread, logits); });
+    }
+
+private:
+    int64_t steps(int64_t num_inputs) const { return num_inputs / kWordElements<T>; }
+    int64_t num_qkv() const { return (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim; }
+    int64_t num_attended() const { return shape_.num_heads * shape_.head_dim; }
+    static const Word* words(const std::vector<T>& rows) { return reinterpret_cast<const Word*>(rows.data()); }
+    static int64_t panels(int64_t num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
+
+    void reserve(int64_t num_rows) {
+        if (num_rows <= num_reserved_) return;
+        num_reserved_ = num_rows;
+        hidden_.resize(num_rows * round_up(shape_.hidden_size, kPanel));
+        normed_.resize(num_rows * shape_.hidden_size);
+        qkv_.resize(num_rows * round_up(num_qkv(), kPanel));
+        q_.resize(num_rows * num_attended());
+        attended_.resize(num_rows * num_attended());
+        activated_.resize(num_rows * shape_.intermediate_size);
+        cosine_.resize(num_rows * frequencies_.size());
+        sine_.resize(num_rows * frequencies_.size());
+    }
+
+    void run(int thread, float* logits) {
+        embed(thread);
+        for (int64_t i = 0; i < shape_.num_layers; ++i) {
+            const Layer& layer = layers_[i];
+            KVLayer<T> kv = kv_layer(i);
+            norm(thread, layer.attention_norm, nullptr, inputs_.batch.num_tokens);
+            project_qkv(thread, layer);
+            rotate_and_write(thread, layer, kv);
+            float scale = 1.0f / std::sqrt((float)shape_.head_dim);
+            AttentionLayer<T> attention{q_.data(), attended_.data(), kv, shape_.num_heads, layer.window, scale};
+            attend_all(team_, thread, attention, layer.window ? windowed_plan_ : full_plan_, scratch_[thread]);
+            add_product(thread, words(attended_), num_attended(), layer.output, layer.output_bias);
+            norm(thread, layer.mlp_norm, nullptr, inputs_.batch.num_tokens);
+            activate(thread, layer);
+            add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias);
+        }
+        norm(thread, weights_.final_norm, inputs_.sample_rows, inputs_.num_sampled);
+        project_head(thread, logits);
+    }
+
+    KVLayer<T> kv_layer(int64_t index) const {
+        int64_t layer_elements = 2 * store_.page_size * shape_.num_kv_heads * shape_.head_dim;
+        T* data = static_cast<T*>(store_.data) + index * layer_elements;
+        int64_t page_stride = shape_.num_layers * layer_elements;
+        return {data, page_stride, store_.page_size, shape_.num_kv_heads, shape_.head_dim};
+    }
+
+    void embed(int thread) {
+        int64_t width = round_up(shape_.hidden_size, kPanel), half = frequencies_.size();
+        team_.for_each(thread, inputs_.batch.num_tokens, [&](int64_t row) {
+            unpack_row<T>(weights_.embedding, steps(shape_.hidden_size), inputs_.token_ids[row], shape_.hidden_size,
+                          &hidden_[row * width]);
+            for (int64_t i = 0; i < half; ++i) {
+                // float32, as the models were trained
+                float angle = (float)inputs_.positions[row] * frequencies_[i];
+                cosine_[row * half + i] = std::cos(angle) * (float)shape_.rope_magnitude;
+                sine_[row * half + i] = std::sin(angle) * (float)shape_.rope_magnitude;
+            }
+        });
+    }
+
+    // hidden -> normed. Args: sources: rows of hidden to take; null = all in order.
+    void norm(int thread, const float* weight, const int64_t* sources, int64_t num_rows) {
+        int64_t width = round_up(shape_.hidden_size, kPanel);
+        team_.for_each(thread, num_rows, [&](int64_t row) {
+            const float* source = &hidden_[(sources ? sources[row] : row) * width];
+            normalize(source, weight, shape_.hidden_size, shape_.norm_epsilon, &normed_[row * shape_.hidden_size]);
+        });
+    }
+
+    void project_qkv(int thread, const Layer& layer) {
+        int64_t num_steps = steps(shape_.hidden_size), width = round_up(num_qkv(), kPanel);
+        Weight weight{layer.qkv, panels(num_qkv()), num_steps};
+        const float* bias = layer.qkv_bias;
+        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+                        [&](int64_t row, int64_t panel, const Floats* sums) {
+                            for (int v = 0; v < kPanelVectors; ++v) {
+                                int64_t at = panel * kPanel + v * kLanes;
+                                Floats sum = bias ? sums[v] + load<Floats>(bias + at) : sums[v];
+                                radixrt::store(&qkv_[row * width + at], sum);
+                            }
+                        });
+    }
+
+    // heads of a row of qkv:  [0, H) queries | [H, H + G) keys | [H + G, H + 2 G) values
+    void rotate_and_write(int thread, const Layer& layer, const KVLayer<T>& kv) {
+        int64_t head_dim = shape_.head_dim, num_heads = shape_.num_heads, num_kv_heads = shape_.num_kv_heads;
+        int64_t width = round_up(num_qkv(), kPanel), half = frequencies_.size();
+        team_.for_each(thread, inputs_.batch.num_tokens, [&](int64_t row) {
+            float* heads = &qkv_[row * width];
+            const float *cosine = &cosine_[row * half], *sine = &sine_[row * half];
+            int64_t page = inputs_.slots[row] / kv.page_size, offset = inputs_.slots[row] % kv.page_size;
+            for (int64_t head = 0; head < num_heads + num_kv_heads; ++head) {
+                float* x = heads + head * head_dim;
+                const float* weight = layer.qk_norm ? layer.qk_norm + head * head_dim : nullptr;
+                float factor = weight ? inverse_rms(x, head_dim, shape_.norm_epsilon) : 1.0f;
+                T* target = head < num_heads ? &q_[row * num_attended() + head * head_dim]
+                                             : kv.key(page, offset, head - num_heads);
+                rotate(x, weight, factor, cosine, sine, head_dim, target);
+            }
+            const float* values = heads + (num_heads + num_kv_heads) * head_dim;
+            narrow_row(values, num_kv_heads * head_dim, kv.key(page, offset, 0) + kv.value_offset());
+        });
+    }
+
+    // hidden += rows times weight, and bias
+    void add_product(int thread, const Word* rows, int64_t num_inputs, const Word* panel_words, const float* bias) {
+        int64_t num_steps = steps(num_inputs), width = round_up(shape_.hidden_size, kPanel);
+        Weight weight{panel_words, panels(shape_.hidden_size), num_steps};
+        multiply_all<T>(team_, thread, rows, num_steps, inputs_.batch.num_tokens, weight,
+                        [&](int64_t row, int64_t panel, const Floats* sums) {
+                            for (int v = 0; v < kPanelVectors; ++v) {
+                                int64_t at = panel * kPanel + v * kLanes;
+                                Floats sum = bias ? sums[v] + load<Floats>(bias + at) : sums[v];
+                                float* target = &hidden_[row * width + at];
+                                radixrt::store(target, load<Floats>(target) + sum);
+                            }
+                        });
+    }
+
+    // normed -> activated: silu(gate) * up. A panel has 16 gates, then their 16 ups.
+    void activate(int thread, const Layer& layer) {
+        constexpr int kHalf = kPanel / 2, kHalfVectors = kPanelVectors / 2;
+        int64_t num_steps = steps(shape_.hidden_size), size = shape_.intermediate_size;
+        Weight weight{layer.gate_up, (size + kHalf - 1) / kHalf, num_steps};
+        const float* bias = layer.gate_up_bias;
+        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+                        [&](int64_t row, int64_t panel, const Floats* sums) {
+                            for (int v = 0; v < kHalfVectors; ++v) {
+                                Floats gate = sums[v], up = sums[kHalfVectors + v];
+                                if (bias) {
+                                    gate += load<Floats>(bias + panel * kPanel + v * kLanes);
+                                    up += load<Floats>(bias + panel * kPanel + kHalf + v * kLanes);
+                                }
+                                int64_t at = panel * kHalf + v * kLanes;
+                                store_some(silu(gate) * up, &activated_[row * size + at], size - at);
+                            }
+                        });
+    }
+
+    void project_head(int thread, float* logits) {
+        int64_t num_steps = steps(shape_.hidden_size), size = shape_.vocab_size;
+        Weight weight{weights_.head, panels(size), num_steps};
+        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.num_sampled, weight,
+                        [&](int64_t row, int64_t panel, const Floats* sums) {
+                            for (int v = 0; v < kPanelVectors; ++v) {
+                                int64_t at = panel * kPanel + v * kLanes;
+                                store_some(sums[v], logits + row * size + at, size - at);
+                            }
+                        });
+    }
+
+    // Store the first `count` lanes, at most all.
+    template <class Element>
+    static void store_some(Floats x, Element* target, int64_t count) {
+        if (count >= kLanes) return store_narrow(target, x);
+        for (int64_t i = 0; i < count; ++i) narrow(x[i], target + i);
+    }
+
+    const Shape shape_;
+    const Weights weights_;
+    const std::vector<Layer> layers_;
+    const std::vector<float> frequencies_;
+    Team team_;
+    std::vector<AttentionScratch> scratch_;
+    std::mutex mutex_;
+    Inputs inputs_{};
+    Store store_{};
+    AttentionPlan full_plan_, windowed_plan_;
+    int64_t num_reserved_ = 0;
+    std::vector<float> hidden_, qkv_, cosine_, sine_;
+    std::vector<T> normed_, q_, attended_, activated_;
+};
+
+}  // namespace radixrt

@@ -1,0 +1,174 @@
+"""C++ paged attention against the torch reference: every variant, and nothing but the own tokens matters, to the bit."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from radixrt_kernels.cpu import CpuAttention
+from radixrt_kernels.reference import paged_attention, write_kv
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def attention(native_library):
+    return CpuAttention(native_library, num_threads=2)
+
+
+class Case:
+    """A batch over scattered pages; every slot that no sequence owns holds NaN.
+
+    Args:
+        counts: (new, context) of each sequence.
+        num_shared: leading positions that all sequences have in the same pages, a multiple of page_size.
+    """
+
+    def __init__(self, counts, *, page_size, num_shared=0, heads=(2, 2), head_dim=16, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(0)
+        self.counts = counts
+        num_kv_heads, num_group_heads = heads
+        needed = [-(-context // page_size) for _, context in counts]
+        order = (1 + torch.randperm(sum(needed), generator=generator)).tolist()
+        shape = (sum(needed) + 1, 3, 2, page_size, num_kv_heads, head_dim)
+        self.kv_layer = torch.full(shape, math.nan, dtype=dtype)[:, 1]
+        self.page_table = torch.zeros(len(counts), max(needed) + 1, dtype=torch.int32)
+        shared = [order.pop() for _ in range(num_shared // page_size)]
+        for b, ((_, context), num_pages) in enumerate(zip(counts, needed, strict=True)):
+            pages = shared[:num_pages] + [order.pop() for _ in range(num_pages - len(shared))]
+            self.page_table[b, :num_pages] = torch.tensor(pages)
+            k, v = torch.randn(2, context, num_kv_heads, head_dim, generator=generator).to(dtype)
+            slots = torch.tensor([pages[i // page_size] * page_size + i % page_size for i in range(context)])
+            write_kv(k, v, self.kv_layer, slots)
+        num_rows = sum(new for new, _ in counts)
+        self.q = torch.randn(num_rows, num_kv_heads * num_group_heads, head_dim, generator=generator).to(
+            dtype
+        )
+
+    def run(self, attend, *, rows=None, **options):
+        """Attend for all sequences, or for those with the indices `rows`."""
+        chosen = range(len(self.counts)) if rows is None else rows
+        starts = [0, *itertools.accumulate(new for new, _ in self.counts)]
+        return attend(
+            torch.cat([self.q[starts[b] : starts[b + 1]] for b in chosen]),
+            self.kv_layer,
+            page_table=self.page_table[list(chosen)],
+            num_query_tokens=tuple(self.counts[b][0] for b in chosen),
+            num_context_tokens=tuple(self.counts[b][1] for b in chosen),
+            scale=self.q.shape[-1] ** -0.5,
+            **options,
+        )
+
+
+def ragged_counts(page_size):
+    """Give (new, context): decodes, runs and chunks around the borders of a page and of a block of 64 keys."""
+    lengths = {1, max(1, page_size - 1), page_size, page_size + 1, 63, 64, 65, 130}
+    decodes = [(1, context) for context in sorted(lengths)]
+    runs = [(3, 66), (7, 64), (2, 129)]
+    chunks = [(70, 70), (40, 100), (64, 128), (33, 34)]
+    return [*decodes, *runs, *chunks]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((2, 3), 64), ((1, 4), 32), ((3, 1), 16), ((1, 8), 128), ((2, 2), 24)]
+)
+def test_ragged_batch_equals_reference(attention, page_size, heads, head_dim):
+    case = Case(ragged_counts(page_size), page_size=page_size, heads=heads, head_dim=head_dim)
+    # float32 sums of at most 130 terms of order 1
+    torch.testing.assert_close(case.run(attention), case.run(paged_attention), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sliding_window", [1, 5, 64, 100, 1000])
+def test_sliding_window_equals_reference(attention, sliding_window):
+    case = Case(ragged_counts(4), page_size=4)
+    options = {"sliding_window": sliding_window}
+    torch.testing.assert_close(
+        case.run(attention, **options), case.run(paged_attention, **options), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_bfloat16_is_as_near_to_float64_as_the_reference(attention, page_size):
+    case = Case(
+        ragged_counts(page_size), page_size=page_size, heads=(2, 3), head_dim=64, dtype=torch.bfloat16
+    )
+    found, theirs = case.run(attention).double(), case.run(paged_attention).double()
+    case.kv_layer, case.q = case.kv_layer.double(), case.q.double()
+    expected = case.run(paged_attention)
+    error, their_error = ((x - expected).square().mean().sqrt() for x in (found, theirs))
+    assert error < 1.1 * their_error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_company_changes_no_bit(attention, dtype):
+    case = Case(ragged_counts(4), page_size=4, heads=(2, 3), head_dim=64, dtype=dtype)
+    batched = torch.split(case.run(attention), [new for new, _ in case.counts])
+    for b, together in enumerate(batched):
+        assert torch.equal(together, case.run(attention, rows=[b]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_shared", "page_size"), [(128, 16), (132, 4), (321, 1), (64, 16)])
+def test_reading_a_shared_prefix_once_changes_no_bit(attention, dtype, num_shared, page_size):
+    contexts = [num_shared + extra for extra in (1, 5, 64, 65, 200, 17, 18, 19, 20, 21, 22, 23)]
+    counts = [(1 + b % 3, context + 2) for b, context in enumerate(contexts)]
+    case = Case(counts, page_size=page_size, num_shared=num_shared, heads=(2, 3), head_dim=64, dtype=dtype)
+    batched = torch.split(case.run(attention), [new for new, _ in counts])
+    for b, together in enumerate(batched):
+        assert torch.equal(together, case.run(attention, rows=[b]))
+    if dtype == torch.float32:
+        torch.testing.assert_close(torch.cat(batched), case.run(paged_attention), atol=1e-5, rtol=1e-5)
+
+
+def test_threads_change_no_bit(native_library):
+    case = Case([*ragged_counts(16), *[(1, 300)] * 20], page_size=16, heads=(2, 3), head_dim=64)
+    results = [case.run(CpuAttention(native_library, num_threads=count)) for count in (1, 2, 5)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_chunks_change_no_bit(attention):
+    case = Case([(150, 150)], page_size=4, heads=(2, 3), head_dim=64)
+    whole = case.run(attention)
+    for cuts in ([0, 1, 150], [0, 64, 100, 149, 150], [*range(151)]):
+        parts = [
+            attention(
+                case.q[start:stop],
+                case.kv_layer,
+                page_table=case.page_table,
+                num_query_tokens=(stop - start,),
+                num_context_tokens=(stop,),
+                scale=64**-0.5,
+            )
+            for start, stop in itertools.pairwise(cuts)
+        ]
+        assert torch.equal(torch.cat(parts), whole)
+
+
+def test_unreferenced_memory_changes_nothing(attention):
+    case = Case(ragged_counts(4), page_size=4)
+    with_nan = case.run(attention)
+    case.kv_layer.nan_to_num_(nan=7.0)
+    assert torch.isfinite(with_nan).all()
+    assert torch.equal(with_nan, case.run(attention))
+
+
+def test_bad_arguments_are_refused(attention):
+    case = Case([(1, 9)], page_size=4)
+    case.page_table[0, 1] = 100
+    with pytest.raises(ValueError, match="page_table must name pages"):
+        case.run(attention)
+    case.page_table[0, 1] = 1
+    case.counts = [(1, 100)]
+    with pytest.raises(ValueError, match="1 <= new tokens <= context"):
+        case.run(attention)
+    case.counts, case.q = [(1, 9)], case.q.double()
+    with pytest.raises(ValueError, match="kv_layer must be"):
+        case.run(attention)
