@@ -33,7 +33,9 @@ from radixrt.kv.store import KVStore
 from radixrt.loop import EngineLoop, Scope, Ticket
 from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
+from radixrt.model.decoder import Decoder
 from radixrt.model.loader import load_model
+from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
 from radixrt.sched.constraint import Constraint
 from radixrt.sched.scheduler import Scheduler
@@ -75,10 +77,8 @@ class Engine:
             spec=ModelSpec.load(folder),
             num_tokenizer_ids=self.tokenizer.vocab_size,
         )
-        if config.model.threads is not None:
-            torch.set_num_threads(config.model.threads)
         resolved = self.config
-        decoder = load_model(folder, device=resolved.device, dtype=resolved.dtype)
+        decoder = _load(resolved)
         store = KVStore(resolved.layout, num_pages=resolved.num_pages, device=resolved.device)
         self._runner = ModelRunner(decoder, store, num_token_ids=resolved.num_token_ids)
         self._cache = PrefixCache(
@@ -387,6 +387,23 @@ class AsyncEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _load(config: ResolvedConfig) -> Decoder | NativeDecoder:
+    """Load the model and share out the CPU's threads: all to the decoder that computes."""
+    options = config.options.model
+    num_threads = options.threads or torch.get_num_threads()
+    decoder = load_model(
+        config.folder,
+        device=config.device,
+        dtype=config.dtype,
+        kernels=options.kernels,
+        num_threads=num_threads,
+        build_folder=home_folder() / "build",
+    )
+    # Torch's threads go on spinning for a while after their work, on the cores that the native step needs.
+    torch.set_num_threads(1 if isinstance(decoder, NativeDecoder) else num_threads)
+    return decoder
 
 
 @dataclass(frozen=True, slots=True)
