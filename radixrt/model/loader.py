@@ -25,6 +25,7 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     kernels: Literal["auto", "torch", "native"] = "torch",
+    num_threads: int | None = None,
     build_folder: Path | None = None,
 ) -> Decoder | NativeDecoder:
     """Load a folder that `catalog.resolve` gave: config.json and safetensors files.
@@ -32,8 +33,8 @@ def load_model(
     Args:
         kernels: native = the C++ step, for CPUs; torch = the reference, anywhere; auto = native on a CPU, and torch
             with one warning where the C++ step cannot be had.
+        num_threads: threads of the native decoder; default: as many as torch uses now.
         build_folder: where compiled kernels are kept; default: `build` in radixrt's home folder.
-    The native decoder uses as many threads as torch does now.
 
     Raises:
         ModelLoadError: unsupported architecture or field; missing or corrupt file; unexpected tensor; native kernels
@@ -49,7 +50,7 @@ def load_model(
         return NativeDecoder.build(
             spec,
             weights,
-            num_threads=torch.get_num_threads(),
+            num_threads=num_threads or torch.get_num_threads(),
             build_folder=build_folder or home_folder() / "build",
         )
     except ModelLoadError as error:
