@@ -8,7 +8,15 @@ using namespace radixrt;
 namespace {
 
 // What a function gives back; bindings.py knows the same numbers.
-enum Status : int32_t { kDone = 0, kOutOfMemory = 1, kBadTokenId = 2, kBadSlot = 3, kBadPage = 4, kBadRow = 5, kBadCounts = 6 };
+enum Status : int32_t {
+    kDone = 0,
+    kOutOfMemory = 1,
+    kBadTokenId = 2,
+    kBadSlot = 3,
+    kBadPage = 4,
+    kBadRow = 5,
+    kBadCounts = 6,
+};
 
 Status check_batch(const Batch& batch, int64_t num_pages, int64_t page_size) {
     if (batch.query_start[0] != 0 || batch.query_start[batch.num_sequences] != batch.num_tokens) return kBadCounts;
@@ -45,7 +53,8 @@ extern "C" {
 
 // Words of a packed weight: see pack_weight.
 int64_t rt_packed_words(int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired) {
-    int64_t num_panels = paired ? (num_outputs / 2 + kPanel / 2 - 1) / (kPanel / 2) : (num_outputs + kPanel - 1) / kPanel;
+    constexpr int kHalf = kPanel / 2;
+    int64_t num_panels = paired ? (num_outputs / 2 + kHalf - 1) / kHalf : (num_outputs + kPanel - 1) / kPanel;
     return num_panels * kPanel * (is_bfloat16 ? num_inputs / 2 : num_inputs);
 }
 

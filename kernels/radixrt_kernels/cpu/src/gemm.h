@@ -19,8 +19,8 @@ struct Weight {
 // Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
 // store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
 template <class T, class Store>
-inline void multiply_all(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows, const Weight& weight,
-                         Store&& store) {
+inline void multiply_all(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows,
+                         const Weight& weight, Store&& store) {
     int64_t block_rows = kRowBlockBytes / (4 * weight.num_steps) / kMaxTileRows * kMaxTileRows;
     block_rows = block_rows < kMaxTileRows ? kMaxTileRows : block_rows;
     int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
