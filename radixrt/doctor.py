@@ -15,7 +15,7 @@ import torch
 
 from radixrt.config import EngineConfig
 from radixrt.errors import RadixrtError, first_line
-from radixrt.exec.resolve import cpu_flags, resolve_device, resolve_dtype
+from radixrt.exec.resolve import cpu_flags, resolve_device, resolve_dtype, resolve_threads
 from radixrt.model import catalog
 
 PACKAGES = (
@@ -88,13 +88,12 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
     flags = cpu_flags()
     yield Finding("cpu features", " ".join(flag for flag in WATCHED_FLAGS if flag in flags) or "none of note")
     cores = psutil.cpu_count(logical=False)
-    yield Finding(
-        "threads", f"{config.model.threads or torch.get_num_threads()} used, {cores} physical cores"
-    )
+    yield Finding("threads", f"{resolve_threads(config.model)} used, {cores} physical cores")
     memory = psutil.virtual_memory()
     yield Finding("memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
     compiler = shutil.which("g++") or shutil.which("c++")
-    yield Finding("compiler", compiler or "none found (nothing needs one yet)")
+    missing = "none found: the slower torch decoder is used on a CPU"
+    yield Finding("compiler", compiler or missing, remedy="" if compiler else "install g++")
 
 
 def _models(config: EngineConfig, home: Path) -> Iterator[Finding]:

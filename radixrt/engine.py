@@ -391,13 +391,12 @@ class AsyncEngine:
 
 def _load(config: ResolvedConfig) -> Decoder | NativeDecoder:
     """Load the model and share out the CPU's threads: all to the decoder that computes."""
-    options = config.options.model
-    num_threads = options.threads or torch.get_num_threads()
+    num_threads = config.num_threads
     decoder = load_model(
         config.folder,
         device=config.device,
         dtype=config.dtype,
-        kernels=options.kernels,
+        kernels=config.options.model.kernels,
         num_threads=num_threads,
         build_folder=home_folder() / "build",
     )

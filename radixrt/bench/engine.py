@@ -36,7 +36,8 @@ def measure(options: Mapping[str, Any], *, num_repetitions: int = NUM_REPETITION
         return {
             "machine": {
                 "processor": platform.processor() or platform.machine(),
-                "threads": torch.get_num_threads(),
+                "threads": config.num_threads,
+                "kernels": config.options.model.kernels,
                 "device": config.device.type,
                 "dtype": str(config.dtype).removeprefix("torch."),
                 "torch": torch.__version__,

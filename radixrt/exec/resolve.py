@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +25,14 @@ class ResolvedConfig:
     """Every choice that was left open, made.
 
     Attributes:
+        num_threads: CPU threads of the model.
         num_pages: pages of the pool, padding included.
         max_context: most tokens of a sequence, prompt and output together.
         num_token_ids: ids that both tokenizer and model have.
     """
 
     options: EngineConfig
+    num_threads: int
     folder: Path
     device: torch.device
     dtype: torch.dtype
@@ -56,6 +59,14 @@ def resolve_device(config: ModelConfig) -> torch.device:
             "device must be cpu or auto here: no CUDA device was found", parameter="device", value="cuda"
         )
     return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def resolve_threads(config: ModelConfig) -> int:
+    """Choose the number of CPU threads: as many as there are physical cores that this process may use."""
+    if config.threads is not None:
+        return config.threads
+    num_usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(num_usable, psutil.cpu_count(logical=False) or num_usable), 1)
 
 
 def resolve_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -103,6 +114,7 @@ def resolve(
         )
     return ResolvedConfig(
         options=options,
+        num_threads=resolve_threads(options.model),
         folder=folder,
         device=device,
         dtype=dtype,
