@@ -5,6 +5,8 @@ Sources: Mattson et al. 1970 for the stack distance; SHARDS (Waldspurger et al.,
 
 from __future__ import annotations
 
+import zlib
+
 from radixrt.types import Namespace
 
 SAMPLE_EVERY = 8  # one page in so many is followed; distances are scaled up again
@@ -38,9 +40,9 @@ class ReuseDistances:
 
     def observe(self, namespace: Namespace, tokens: bytes) -> None:
         """Take in a use of all whole pages of a prompt. Cost: O(pages + sampled pages * log MAX_TRACKED)."""
-        key = hash(namespace)
+        key = zlib.crc32(repr(namespace).encode())
         for start in range(0, len(tokens) - self._page_bytes + 1, self._page_bytes):
-            key = hash((key, tokens[start : start + self._page_bytes]))
+            key = zlib.crc32(tokens[start : start + self._page_bytes], key)  # the same in every process
             if key % SAMPLE_EVERY == 0:
                 self._use(key)
 
