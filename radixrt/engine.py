@@ -106,7 +106,10 @@ class Engine:
             RequestError: the request breaks a rule; nothing was started.
             EngineStopped: the engine is closed or died.
         """
-        request = self._checked(request)
+        return self._submit(self._checked(request), deliver)
+
+    def _submit(self, request: GenerateRequest, deliver: Deliver) -> Ticket:
+        """Start a request that `request` or `_checked` gave."""
         grammar = request.sampling.grammar
         constraint = None
         if grammar is not None:
@@ -227,7 +230,7 @@ class Engine:
             for request in requests:
                 items: queue.SimpleQueue[OutputChunk | BaseException] = queue.SimpleQueue()
                 collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-                handles.append(_Handle(items, collector, self.submit(request, items.put)))
+                handles.append(_Handle(items, collector, self._submit(request, items.put)))
         except BaseException:
             for handle in handles:
                 handle.ticket.abort()
@@ -246,13 +249,16 @@ class Engine:
             f"prompt must be text or token ids, got {type(prompt).__name__}", parameter="prompt", value=prompt
         )
 
+    def _check_prompt(self, prompt_ids: Seq[int]) -> None:
+        if not prompt_ids:
+            raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
+        _check_ids("prompt", prompt_ids, self.config.num_token_ids)
+
     def _checked(self, request: GenerateRequest) -> GenerateRequest:
         """Give the request with max_tokens cut to the context, or raise the RequestError it deserves."""
         prompt_ids, sampling = request.prompt_ids, request.sampling
         num_ids = self.config.num_token_ids
-        if not prompt_ids:
-            raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
-        _check_ids("prompt", prompt_ids, num_ids)
+        self._check_prompt(prompt_ids)
         _check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
         _check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
         num_left = self.config.max_context - len(prompt_ids)
@@ -291,9 +297,7 @@ class Engine:
     def explain(self, prompt: Prompt, *, namespace: Namespace = DEFAULT_NAMESPACE) -> PrefixReport:
         """Say how much of a prompt is cached now, what differs where it stops, and what was evicted."""
         token_ids = self._encode(prompt)
-        if not token_ids:
-            raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
-        _check_ids("prompt", token_ids, self.config.num_token_ids)
+        self._check_prompt(token_ids)
         found, now_s = self._loop.explain(namespace, token_ids)
         return PrefixReport.build(found, token_ids, tokenizer=self.tokenizer, now_s=now_s)
 
@@ -359,7 +363,7 @@ class AsyncEngine:
         """Generate for one prompt; cancelling the task aborts the request."""
         request = self.engine.request(prompt, sampling, namespace=namespace)
         collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async for chunk in stream_chunks(self.engine.submit, request):
+        async for chunk in stream_chunks(self.engine._submit, request):
             collector.add(chunk)
         return collector.output()
 
@@ -372,7 +376,7 @@ class AsyncEngine:
     ) -> AsyncIterator[OutputChunk]:
         """Give a request's chunks as they come; leaving early or cancelling aborts the request."""
         request = self.engine.request(prompt, sampling, namespace=namespace)
-        async with aclosing(stream_chunks(self.engine.submit, request)) as chunks:
+        async with aclosing(stream_chunks(self.engine._submit, request)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import llguidance
@@ -92,7 +91,7 @@ def _utf8_length(text: str) -> int:
 
 def _compile_choice(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> CompiledGrammar:
     try:
-        choices = json.loads(spec.text)
+        choices = spec.payload()
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"choices must be a JSON list of strings: {first_line(error)}",

@@ -143,7 +143,6 @@ class RadixTree:
         self.pool = pool
         self.page_size = page_size
         self.num_pages = 0
-        self.num_spared = 0  # leaves that eviction passed over because someone waits for them
         self.version = 0  # grows whenever a lookup may give something else
         self._page_bytes = page_size * TOKEN_BYTES
         self._eviction_key = eviction_key
@@ -351,7 +350,6 @@ class RadixTree:
         evictions = self._evict(num_pages, num_wanted, spared)
         if len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
             evictions += self._evict(num_pages - _num_pages(evictions), None, [])
-        self.num_spared += len(spared)
         for node in spared:
             node.last_used = self._counter  # being waited for counts as a use: others come up first next time
             self._enqueue(node)

@@ -33,10 +33,6 @@ class KVLayout:
     def num_page_bytes(self) -> int:
         return self.num_page_elements * self.dtype.itemsize
 
-    @property
-    def num_token_bytes(self) -> int:
-        return self.num_page_bytes // self.page_size
-
 
 class KVStore:
     """Own the keys and values of every page.
