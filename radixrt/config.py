@@ -80,7 +80,7 @@ class SchedConfig:
     )
     policy: Literal["cache_aware", "fcfs", "priority", "random", "dfs", "longest_prefix"] = option(
         "cache_aware",
-        "order of the waiting list; cache_aware = most cached tokens first, within max_skips; the last three are "
+        "order of the waiting list; cache_aware = oldest first, with a head start for what is cached; the last three are "
         "for comparison, longest_prefix without any bound",
     )
     max_skips: int = option(

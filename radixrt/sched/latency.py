@@ -11,6 +11,8 @@ MIN_STEPS = 8  # before that, nothing is predicted
 INITIAL_VARIANCE = 1e6
 MIN_CHUNK_TOKENS = 16  # a prefill always gets this much, or a target that cannot be met would stop it
 MAX_CHUNK_TOKENS = 1 << 20
+TYPICAL_PREFILL_TOKENS = 1024
+FASTEST_S_PER_TOKEN = 4e-6  # a small model on a large card
 UNITS = (1.0, 1e-3, 1e-6)  # scales of the three features, so that their weights are of one size
 
 
@@ -72,6 +74,15 @@ class StepTimeModel:
         features = (1.0, num_tokens, num_pairs)
         seconds = sum(w * u * f for w, u, f in zip(self._weights, UNITS, features, strict=True))
         return max(seconds, 0.0)
+
+    @property
+    def prefill_s_per_token(self) -> float:
+        """Give the seconds that a prompt token adds to a step; FASTEST_S_PER_TOKEN while too little is known."""
+        if not self.is_ready:
+            return FASTEST_S_PER_TOKEN
+        num_tokens = TYPICAL_PREFILL_TOKENS
+        seconds = self.predict(num_tokens, pairs_of(0, num_tokens)) - self.predict(0, 0.0)
+        return max(seconds, 0.0) / num_tokens
 
     def max_chunk_tokens(self, target_s: float, *, num_tokens: int, num_pairs: float, start: int) -> int:
         """Give how many prompt tokens, the first one at position `start`, fit beside a load into a target.

@@ -36,12 +36,12 @@ class Scheduler:
         self.cache = cache
         self.config = config
         self.policy = POLICIES[config.policy]
+        self.step_times = StepTimeModel()
         self.waiting = WaitingList(cache, self.policy, max_skips=config.max_skips)
         cache.num_wanted = self.waiting.num_wanted
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.most_skips = 0
-        self.step_times = StepTimeModel()
         self.output_lengths = OutputLengths()
         self._deadlines: list[
             tuple[float, int, Sequence]
@@ -337,6 +337,7 @@ class Scheduler:
         """Learn from the time that a step took."""
         num_tokens, num_pairs = load_of(plan.chunks)
         self.step_times.observe(num_tokens, num_pairs, seconds)
+        self.waiting.set_prefill_time(self.step_times.prefill_s_per_token)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.radix import TOKEN_BYTES, PrefixMatch, num_common_tokens
-from radixrt.sched.policy import OrderKey, Policy
+from radixrt.sched.latency import FASTEST_S_PER_TOKEN
+from radixrt.sched.policy import Cached, OrderKey, Policy
 from radixrt.sched.sequence import Sequence
 from radixrt.types import Namespace
 
+MAX_DRIFT = 1.25  # of the learned seconds per token, before everybody gets a new key
 MAX_KEY_TOKENS = 4096  # longer common prefixes count as this long when waiting sequences are ordered
 
 
@@ -69,6 +71,7 @@ class WaitingList:
 
     def __init__(self, cache: PrefixCache, policy: Policy, *, max_skips: int) -> None:
         self._cache = cache
+        self._prefill_s_per_token = FASTEST_S_PER_TOKEN
         self._policy = policy
         self._max_skips = max_skips
         self._candidates: dict[Sequence, Candidate] = {}
@@ -143,7 +146,7 @@ class WaitingList:
                 continue  # gone, waiting for another's prefix, or queued again under another key
             candidate.queued_key = None
             candidate.num_cached_pages = len(self.match(candidate).pages)
-            if self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens) > key:
+            if self._key(candidate) > key:
                 self._enqueue(candidate)
                 continue
             return candidate
@@ -199,12 +202,17 @@ class WaitingList:
         insort(self._urgent, (candidate.sequence.arrival, candidate), key=_arrival)
 
     def _enqueue(self, candidate: Candidate) -> None:
-        key = self._policy.key(candidate.sequence, candidate.num_cached_pages, candidate.tokens)
+        key = self._key(candidate)
         if key != candidate.queued_key:
             candidate.queued_key = key
             heapq.heappush(self._heap, (key, next(self._num_queued), candidate))
             if len(self._heap) > 4 * len(self._candidates) + 64:
                 self._trim()
+
+    def _key(self, candidate: Candidate) -> OrderKey:
+        num_pages = candidate.num_cached_pages
+        cached = Cached(num_pages, num_pages * self._cache.page_size * self._prefill_s_per_token)
+        return self._policy.key(candidate.sequence, cached, candidate.tokens)
 
     def _trim(self) -> None:
         """Rebuild the heap without the rows that are out of date."""
@@ -214,6 +222,15 @@ class WaitingList:
             if item.queued_key is not None
         ]
         heapq.heapify(self._heap)
+
+    def set_prefill_time(self, s_per_token: float) -> None:
+        """Take over what a prompt token costs, if it is another figure than before. Cost: O(n) then."""
+        if not _is_near(s_per_token, self._prefill_s_per_token):
+            self._prefill_s_per_token = s_per_token
+            for candidate in self._candidates.values():
+                if candidate.queued_key is not None:
+                    candidate.queued_key = self._key(candidate)
+            self._trim()
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
@@ -294,6 +311,10 @@ class WaitingList:
                 raise InvariantViolation(
                     f"a waiting sequence stands in {sum(views)} of heap, urgent, waiters"
                 )
+
+
+def _is_near(one: float, other: float) -> bool:
+    return one <= other * MAX_DRIFT and other <= one * MAX_DRIFT
 
 
 def _place(row: tuple[bytes, int, Candidate]) -> tuple[bytes, int]:

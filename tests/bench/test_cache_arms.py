@@ -17,8 +17,8 @@ from radixrt.cli import app
 from radixrt.config import SchedConfig
 from radixrt.errors import InvalidRequest
 
-# p99 of a few hundred requests is the third or fourth largest value: which request it is changes with the order.
-TTFT_TOLERANCE = 1.05
+# p99 is one request's time: where nearly nobody waits, another neighbour in its step moves it by microseconds.
+TTFT_TOLERANCE = 1.001
 # Where nearly nobody waits, orders differ by accident only.
 HIT_TOLERANCE = 0.995
 OPTIMUM_SHARE = 0.96
@@ -31,9 +31,6 @@ WORKLOADS = {
     "no_sharing": no_sharing(num_requests=200),
     "burst": burst(),
 }
-waits_for_other_trees = pytest.mark.xfail(
-    strict=True, reason="inner nodes wait, passed by nodes with longer cached prefixes that came later"
-)
 
 
 @cache
@@ -50,7 +47,7 @@ def share_of_optimum(bench, outcome):
     return outcome.num_cached_tokens / infinite_pool_tokens(bench.workload.requests)
 
 
-@pytest.mark.parametrize("name", ["few_shot", "tree", "tree_in_a_small_pool"])
+@pytest.mark.parametrize("name", ["few_shot", "tree"])
 def test_cache_aware_reaches_the_optimum_and_beats_fcfs(name):
     bench, aware = run(name, "cache_aware")
     _, fcfs = run(name, "fcfs")
@@ -63,13 +60,7 @@ def test_cache_aware_never_hits_less_than_fcfs(name):
     assert run(name, "cache_aware")[1].hit_rate >= HIT_TOLERANCE * run(name, "fcfs")[1].hit_rate
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=waits_for_other_trees) if name == "tree_in_a_small_pool" else name
-        for name in WORKLOADS
-    ],
-)
+@pytest.mark.parametrize("name", WORKLOADS)
 def test_first_tokens_come_no_later_than_under_fcfs(name):
     assert ttft_p99(run(name, "cache_aware")[1]) <= TTFT_TOLERANCE * ttft_p99(run(name, "fcfs")[1])
 
@@ -132,9 +123,6 @@ def test_cache_aware_reaches_the_optimum_on_agent_logs():
 
 
 @needs_agent_logs
-@pytest.mark.xfail(
-    strict=True, reason="a session's cold prompt waits while warm turns take the pages that come free"
-)
 def test_first_tokens_of_agents_come_no_later_than_under_fcfs():
     assert ttft_p99(agents("cache_aware")[1]) <= TTFT_TOLERANCE * ttft_p99(agents("fcfs")[1])
 
@@ -142,6 +130,15 @@ def test_first_tokens_of_agents_come_no_later_than_under_fcfs():
 @needs_agent_logs
 def test_agents_waste_little_memory():
     assert agents("cache_aware")[1].kv_waste < 0.04
+
+
+@needs_agent_logs
+def test_short_calls_alone_waste_little_memory_with_small_pages(tmp_path):
+    # Half a page per call is lost: of 127 tokens, the mean prompt here, 6% with pages of 16, 2% with pages of 4.
+    for path in (DATA / "agent_logs").glob("taubench*"):
+        (tmp_path / path.name).symlink_to(path)
+    workload = read_workload(tmp_path)
+    assert replay(CacheBench(workload, page_size=4).fitting(), "cache_aware").kv_waste < 0.04
 
 
 # -- the report ------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def test_request_at_risk_of_missing_its_first_token_goes_first():
         simulation = Simulation(num_pages=400, page_size=4, max_running=1, **options)
         simulation.add([1] * 40, max_tokens=1)
         simulation.finish_all()
+        simulation.scheduler.waiting.set_prefill_time(1.0)  # what is cached is worth a long time
         late = simulation.add([0] * 8, max_tokens=1)
         simulation.now_s = 5.0
         simulation.add([1] * 41, max_tokens=1)  # better cached

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from radixrt.sched.policy import HEAD_START
 from radixrt.sched.sequence import SequenceStatus
 from radixrt.types import FinishReason
 from tests.support.simulation import Simulation, output_of
@@ -18,7 +19,9 @@ def best_by_hand(simulation):
         return min(urgent, key=lambda item: item.sequence.arrival).sequence
     if not free:
         return None
-    return min(free, key=lambda item: (-len(waiting.match(item).pages), item.sequence.arrival)).sequence
+    for item in free:
+        item.num_cached_pages = len(waiting.match(item).pages)
+    return min(free, key=waiting._key).sequence
 
 
 def test_eviction_spares_what_somebody_waits_for():
@@ -39,6 +42,7 @@ def test_eviction_spares_what_somebody_waits_for():
 def test_first_candidate_is_the_one_a_full_scan_finds(seed):
     rng = random.Random(seed)
     page_size = rng.choice([1, 4])
+    s_per_token = rng.choice([1e-5, 1e-3, 1.0])
     simulation = Simulation(num_pages=rng.choice([30, 400]), page_size=page_size, max_running=3, max_skips=8)
     stems = [[rng.randrange(2) for _ in range(40)] for _ in range(3)]
     num_checked = 0
@@ -49,6 +53,10 @@ def test_first_candidate_is_the_one_a_full_scan_finds(seed):
                 simulation.add(prompt, max_tokens=rng.randrange(1, 4))
         if rng.random() < 0.05:
             simulation.cache.clear()
+        if rng.random() < 0.05:
+            s_per_token *= rng.choice([0.5, 1.1, 2.0])
+            simulation.scheduler.waiting.set_prefill_time(s_per_token)
+        simulation.now_s += rng.random()
         wanted = best_by_hand(simulation)
         order = [item.sequence for item in itertools.islice(simulation.scheduler.waiting.in_order(), 1)]
         if wanted is not None:
@@ -57,6 +65,31 @@ def test_first_candidate_is_the_one_a_full_scan_finds(seed):
         simulation.step()
         simulation.scheduler.check()
     assert num_checked > 50
+
+
+@pytest.mark.parametrize(("age_s", "comes_first"), [(0.9, "warm"), (1.1, "cold")])
+def test_a_cached_prefix_is_worth_a_bounded_time_of_waiting(age_s, comes_first):
+    simulation = Simulation(num_pages=400, page_size=4, max_running=1)
+    stem = [0, 1, 1, 0] * 10
+    simulation.add(stem, max_tokens=1)
+    simulation.finish_all()
+    simulation.scheduler.waiting.set_prefill_time(1.0 / (HEAD_START * len(stem)))  # its head start: a second
+    cold = simulation.add([1] * 41, max_tokens=1)
+    simulation.now_s += age_s
+    warm = simulation.add([*stem, 1], max_tokens=1)
+    plan = simulation.scheduler.plan(simulation.now_s)
+    assert plan.chunks[0].sequence is {"warm": warm, "cold": cold}[comes_first]
+
+
+def test_the_cost_of_a_token_is_learned_from_the_steps():
+    simulation = Simulation(num_pages=400, page_size=4, max_running=1)
+    simulation.add([0, 1] * 20, max_tokens=20)
+    simulation.add([1, 1] * 30, max_tokens=20)
+    while not simulation.scheduler.is_idle:
+        simulation.step()
+        plan = simulation.plans[-1]
+        simulation.scheduler.observe(plan, 0.01 + 0.002 * sum(chunk.num_tokens for chunk in plan.chunks))
+    assert simulation.scheduler.step_times.prefill_s_per_token == pytest.approx(0.002, rel=0.05)
 
 
 def test_waiting_for_a_prefix_ends_with_the_one_who_computes_it():
