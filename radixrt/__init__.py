@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from radixrt.config import EngineConfig
+    from radixrt.constraints import GrammarSpec, StructuralTag
     from radixrt.delivery import OutputCollector
     from radixrt.engine import AsyncEngine, Engine
     from radixrt.errors import (
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         FinishReason,
         GenerateRequest,
         GenerationOutput,
-        GrammarSpec,
         Namespace,
         OutputChunk,
         Sample,
@@ -76,7 +76,6 @@ _TYPES = (
     "FinishReason",
     "GenerateRequest",
     "GenerationOutput",
-    "GrammarSpec",
     "Namespace",
     "OutputChunk",
     "Sample",
@@ -89,6 +88,7 @@ _HOMES = {
     "AsyncEngine": "radixrt.engine",
     "Engine": "radixrt.engine",
     "EngineConfig": "radixrt.config",
+    **dict.fromkeys(("GrammarSpec", "StructuralTag"), "radixrt.constraints"),
     "OutputCollector": "radixrt.delivery",
     **dict.fromkeys(("CacheStats", "EngineStats", "Histogram", "HitCount"), "radixrt.metrics"),
     "PrefixReport": "radixrt.explain",
@@ -135,6 +135,7 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "Scope",
+    "StructuralTag",
     "TextPiece",
     "Ticket",
     "TokenLogprob",

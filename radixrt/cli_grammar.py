@@ -133,8 +133,8 @@ def _vocabulary(tokenizer: str) -> Any:
 
 
 def _compile(path: Path, tokenizer: str) -> Any:
+    from radixrt.constraints import GrammarKind, GrammarSpec
     from radixrt.grammar.compile import DEFAULT_LIMITS, compile_for
-    from radixrt.types import GrammarKind, GrammarSpec
 
     kind = GrammarKind.LARK if path.suffix == ".lark" else GrammarKind.JSON_SCHEMA
     return compile_for(GrammarSpec(kind, _read(path)), _vocabulary(tokenizer), DEFAULT_LIMITS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from radixrt.constraints import GrammarKind as GrammarKind
+from radixrt.constraints import GrammarSpec as GrammarSpec
+from radixrt.constraints import StructuralTag as StructuralTag
+from radixrt.constraints import check_choices as check_choices
 from radixrt.errors import InvalidRequest
 
 MAX_TOKENS_LIMIT = 1 << 20
@@ -16,8 +19,6 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MAX_CHOICES = 10_000
-MAX_GRAMMAR_CHARACTERS = 1 << 20
 
 TokenIds = Sequence[int]
 
@@ -28,134 +29,6 @@ class FinishReason(StrEnum):
     STOP = "stop"  # end-of-sequence token, stop string, stop token or complete grammar
     LENGTH = "length"  # max_tokens or the model's context
     ABORT = "abort"  # the caller gave up
-
-
-class GrammarKind(StrEnum):
-    """The constraint languages."""
-
-    JSON_SCHEMA = "json_schema"
-    JSON_OBJECT = "json_object"
-    REGEX = "regex"
-    CHOICE = "choice"
-    LARK = "lark"
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """A constraint as the caller wrote it; hashable, so that equal constraints compile once.
-
-    Attributes:
-        kind: language of `text`.
-        text: JSON text of the schema (key order kept) or of the list of choices; the regex; the grammar.
-        whitespace: JSON only. "compact": none but one optional space after ":" and ","; "flexible":
-            any JSON whitespace, at most 20 characters in a row.
-    """
-
-    kind: GrammarKind
-    text: str
-    whitespace: Literal["compact", "flexible"] = "compact"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kind, GrammarKind):
-            raise InvalidRequest(
-                f"kind must be a GrammarKind, got {self.kind!r}", parameter="kind", value=self.kind
-            )
-        _check_text("grammar", self.text)
-        if self.whitespace not in ("compact", "flexible"):
-            raise InvalidRequest(
-                f'whitespace must be "compact" or "flexible", got {self.whitespace!r}',
-                parameter="whitespace",
-                value=self.whitespace,
-            )
-
-    @classmethod
-    def json_schema(
-        cls, schema: Mapping[str, Any] | bool, *, whitespace: Literal["compact", "flexible"] = "compact"
-    ) -> GrammarSpec:
-        """Constrain to JSON values valid under a JSON Schema (a dict, True or False)."""
-        if not isinstance(schema, Mapping | bool):
-            raise InvalidRequest(
-                f"schema must be a mapping or a boolean, got {type(schema).__name__}",
-                parameter="grammar",
-                value=schema,
-            )
-        return cls(GrammarKind.JSON_SCHEMA, _dump(schema), whitespace)
-
-    @classmethod
-    def json_object(cls) -> GrammarSpec:
-        """Constrain to any JSON object."""
-        return cls(GrammarKind.JSON_OBJECT, "{}")
-
-    @classmethod
-    def regex(cls, pattern: str) -> GrammarSpec:
-        """Constrain to strings that a regular expression matches as a whole."""
-        _check_text("regex", pattern)
-        return cls(GrammarKind.REGEX, pattern)
-
-    @classmethod
-    def choice(cls, choices: Sequence[str]) -> GrammarSpec:
-        """Constrain to one of several strings (1 to 10,000, distinct, not empty)."""
-        check_choices(choices)
-        return cls(GrammarKind.CHOICE, _dump(list(choices)))
-
-    @classmethod
-    def lark(cls, text: str) -> GrammarSpec:
-        """Constrain by a Lark grammar whose start rule is `start`."""
-        _check_text("lark", text)
-        return cls(GrammarKind.LARK, text)
-
-    def payload(self) -> Any:
-        """Give the JSON value of a schema or the list of choices."""
-        return json.loads(self.text)
-
-
-def _dump(value: object) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(
-            f"grammar must be plain JSON data: {error}", parameter="grammar", value=type(value).__name__
-        ) from None
-    _check_text("grammar", text)
-    return text
-
-
-def _check_text(parameter: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidRequest(
-            f"{parameter} must be a string, got {type(text).__name__}", parameter=parameter, value=text
-        )
-    if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise InvalidRequest(
-            f"{parameter} must have at most {MAX_GRAMMAR_CHARACTERS} characters, got {len(text)}",
-            parameter=parameter,
-            value=len(text),
-        )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InvalidRequest(
-            f"{parameter} must be valid Unicode (it holds a lone surrogate)", parameter=parameter
-        ) from None
-
-
-def check_choices(choices: object) -> None:
-    """Raise InvalidRequest unless `choices` is a list of distinct, non-empty strings. Pure."""
-    if isinstance(choices, str) or not isinstance(choices, Sequence):
-        raise InvalidRequest("choices must be a list of strings", parameter="choices", value=choices)
-    if not 1 <= len(choices) <= MAX_CHOICES:
-        raise InvalidRequest(
-            f"choices must hold 1 to {MAX_CHOICES} strings, got {len(choices)}",
-            parameter="choices",
-            value=len(choices),
-        )
-    for choice in choices:
-        if not isinstance(choice, str) or not choice:
-            raise InvalidRequest(
-                f"each choice must be a non-empty string, got {choice!r}", parameter="choices", value=choice
-            )
-    if len(set(choices)) != len(choices):
-        raise InvalidRequest("choices must be distinct", parameter="choices", value=list(choices))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ import numpy as np
 import outlines_core
 from outlines_core import json_schema as outlines_schema
 
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import RequestError, UnsupportedGrammar
 from radixrt.grammar.compile import DEFAULT_LIMITS, compile_for
 from radixrt.grammar.engines.llg import LLGrammar
 from radixrt.grammar.matcher import CompiledGrammar, EnforcementReport, GrammarMatcher
 from radixrt.grammar.vocabulary import GrammarVocabulary
-from radixrt.types import GrammarSpec
 
 
 class Run(Protocol):

@@ -7,13 +7,13 @@ from collections import OrderedDict
 from concurrent.futures import Future
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import RequestError
 from radixrt.grammar.compile import DEFAULT_LIMITS, check_size, compile_for
 from radixrt.grammar.matcher import CompiledGrammar
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.grammar.worker import CompileWorker, is_plainly_small
 from radixrt.text.tokenizer import Tokenizer
-from radixrt.types import GrammarSpec
 
 _FAILURE_BYTES = 4096  # what a remembered failure counts for
 

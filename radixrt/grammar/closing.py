@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -108,17 +109,62 @@ def _rank_ordinary(token: bytes) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortcuts:
+    """Runs of tokens that bring a text nearer to its end.
+
+    Attributes:
+        openers: each begins a tag; taken in free text, where `probe` may stand before it.
+        probe: a token that only free text allows: a line feed. () if the vocabulary has none.
+        num_openers: how many of them one text may need.
+        enders: each ends a tag or a rule from somewhere inside it.
+    """
+
+    openers: tuple[tuple[int, ...], ...] = ()
+    probe: tuple[int, ...] = ()
+    num_openers: int = 0
+    enders: tuple[tuple[int, ...], ...] = ()
+
+    def find(self, cursor: llguidance.LLMatcher, uses: Counter[tuple[int, ...]]) -> list[int]:
+        """Give a run that the cursor takes, one that was used least; [] if there is none.
+
+        Changes: counts the use.
+        """
+        found: tuple[int, ...] = ()
+        if sum(uses[opener] for opener in self.openers) < self.num_openers:
+            found = next((item for item in self.openers if _takes(cursor, (*self.probe, *item))), ())
+        if not found:  # after the openers: free text would take an end, too
+            fitting = [item for item in self.enders if _takes(cursor, item)]
+            found = next((item for item in fitting if _completes(cursor, item)), ())
+            found = found or min(fitting, key=lambda item: uses[item], default=())
+        uses[found] += 1
+        return list(found)
+
+
+def _takes(cursor: llguidance.LLMatcher, run: tuple[int, ...]) -> bool:
+    return bool(cursor.validate_tokens(list(run)) == len(run))
+
+
+def _completes(cursor: llguidance.LLMatcher, run: tuple[int, ...]) -> bool:
+    num_taken = cursor.try_consume_tokens(list(run))
+    is_complete = num_taken == len(run) and cursor.is_accepting()
+    cursor.rollback(num_taken)
+    return bool(is_complete)
+
+
+@dataclass(frozen=True, slots=True)
 class Closer:
     """Searches for ways to the end of one constraint.
 
     Attributes:
         text_flags: [V] uint8, 1 for tokens with text.
         hints: token ids of texts that may satisfy a pattern from the middle of a string on, tried in order.
+        shortcuts: other runs of tokens worth a try.
     """
 
     ranks: ClosingRanks
     text_flags: NDArray[np.uint8]
     hints: tuple[tuple[int, ...], ...] = ()
+    shortcuts: Shortcuts = Shortcuts()
 
     def run(self, cursor: llguidance.LLMatcher, max_tokens: int) -> list[int] | None:
         """Search greedily for a run of at most `max_tokens` tokens to an accepting state.
@@ -150,13 +196,15 @@ class Closer:
     ) -> tuple[list[int], bool]:
         """Give the tokens taken, at most `limit`, and whether they end the text."""
         run: list[int] = []
-        has_tried_hints = False
+        has_tried_hints, uses = False, Counter[tuple[int, ...]]()
         last_class, num_alike = -1, 0
         wear = np.zeros(len(self.ranks.classes)) if is_varied else None
         while not cursor.is_accepting():
             if cursor.is_stopped() or len(run) >= limit or num_alike > _MAX_ALIKE:
                 return run, False
             tokens = list(cursor.compute_ff_tokens())
+            if not tokens:
+                tokens = self.shortcuts.find(cursor, uses)
             if not tokens:
                 allowed = self._allowed(cursor)
                 if not allowed.size:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 
 import llguidance
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarKind, GrammarSpec, check_choices
 from radixrt.errors import GrammarTooCostly, InvalidRequest, first_line
+from radixrt.grammar.closing import Shortcuts
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
 from radixrt.grammar.matcher import CompiledGrammar, EnforcementReport
 from radixrt.grammar.regex_cost import check_regex, max_states, whole_match
-from radixrt.grammar.schema.compile import compile_schema
+from radixrt.grammar.schema.compile import compile_schema, shortest_match
+from radixrt.grammar.structural import compile_structural
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.text.tokenizer import Tokenizer
-from radixrt.types import GrammarKind, GrammarSpec, check_choices
 
 DEFAULT_LIMITS = GrammarConfig()
 
@@ -24,6 +28,7 @@ DEFAULT_LIMITS = GrammarConfig()
 # of Unicode take hundreds of byte states a character, so they count against the lower one.
 MAX_DFA_STATES = 2048 + 512
 MAX_UNICODE_DFA_STATES = 64
+_MAX_ENDER_CHARACTERS = 32
 _UNICODE_CLASS = re.compile(r"\\[wWDSpP]")
 
 
@@ -58,8 +63,10 @@ def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gramma
             return _compile_choice(spec, vocabulary)
         case GrammarKind.REGEX:
             return _compile_regex(spec, vocabulary)
-        case GrammarKind.LARK:
-            return _compile_lark(spec, vocabulary, config)
+        case GrammarKind.LARK | GrammarKind.EBNF:
+            return _compile_rules(spec, vocabulary, config)
+        case GrammarKind.STRUCTURAL:
+            return compile_structural(spec, vocabulary, config)
 
 
 def check_size(spec: GrammarSpec, config: GrammarConfig) -> None:
@@ -115,17 +122,38 @@ def _compile_regex(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Compiled
         vocabulary,
         grammar=llguidance.LLMatcher.grammar_from_regex(pattern),
         report=EnforcementReport(engine=ENGINE),
+        shortcuts=partial(_regex_enders, pattern, vocabulary),
     )
 
 
-def _compile_lark(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> CompiledGrammar:
-    """Compile a Lark grammar.
+def _compile_rules(
+    spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig
+) -> CompiledGrammar:
+    """Compile a Lark or GBNF grammar.
 
     Forced runs are off: looking for them can make the engine loop for ever.
     """
-    from radixrt.grammar.lark_front import to_engine  # Lark takes a sixth of a second to import
+    from radixrt.grammar.ebnf_front import ebnf_to_engine  # Lark takes a sixth of a second to import
+    from radixrt.grammar.lark_front import to_engine
 
     if not spec.text.strip():
-        raise InvalidRequest("a Lark grammar must have a rule named start", parameter="grammar", value="")
-    grammar = llguidance.LLMatcher.grammar_from_lark(to_engine(spec.text, config))
-    return LLGrammar(spec, vocabulary, grammar=grammar, report=EnforcementReport(engine=ENGINE))
+        name = "start" if spec.kind is GrammarKind.LARK else "root"
+        raise InvalidRequest(f"the grammar must have a rule named {name}", parameter="grammar", value="")
+    translate = to_engine if spec.kind is GrammarKind.LARK else ebnf_to_engine
+    found = translate(spec.text, config)
+    return LLGrammar(
+        spec,
+        vocabulary,
+        grammar=llguidance.LLMatcher.grammar_from_lark(found.text),
+        report=EnforcementReport(engine=ENGINE),
+        shortcuts=partial(_enders, found.endings, vocabulary),
+    )
+
+
+def _enders(texts: Sequence[str], vocabulary: GrammarVocabulary) -> Shortcuts:
+    return Shortcuts(enders=tuple(tuple(vocabulary.tokenizer.encode_continuation(text)) for text in texts))
+
+
+def _regex_enders(pattern: str, vocabulary: GrammarVocabulary) -> Shortcuts:
+    text = (shortest_match(pattern) or "")[-_MAX_ENDER_CHARACTERS:]
+    return _enders([text[start:] for start in range(len(text) - 1, -1, -1)], vocabulary)

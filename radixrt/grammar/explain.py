@@ -19,7 +19,7 @@ def explain(matcher: GrammarMatcher, vocabulary: GrammarVocabulary, token_id: in
     token = vocabulary.vocab_bytes[token_id] if 0 <= token_id < len(vocabulary.vocab_bytes) else b""
     is_allowed = bool(0 <= token_id < len(bits) and bits[token_id])
     num_fitting = len(token) if is_allowed else _num_fitting(matcher, vocabulary, token)
-    by_length = sorted(allowed.tolist(), key=lambda item: (len(vocabulary.vocab_bytes[item]), item))
+    by_length = sorted(allowed.tolist(), key=lambda item: (len(vocabulary.shown(item)), item))
     return MaskExplanation(
         token_id=token_id,
         token_bytes=token,
@@ -27,7 +27,7 @@ def explain(matcher: GrammarMatcher, vocabulary: GrammarVocabulary, token_id: in
         num_fitting_bytes=num_fitting,
         reason=_reason(matcher, vocabulary, token, is_allowed, num_fitting),
         num_allowed=len(allowed),
-        allowed_bytes=tuple(vocabulary.vocab_bytes[item] for item in by_length[:_NUM_ALTERNATIVES]),
+        allowed_bytes=tuple(map(vocabulary.shown, by_length[:_NUM_ALTERNATIVES])),
     )
 
 
@@ -51,7 +51,7 @@ def _reason(
     if matcher.is_terminated:
         return "the text is complete and nothing may follow"
     if forced := matcher.forced_tokens():
-        text = b"".join(vocabulary.vocab_bytes[item] for item in forced)
+        text = b"".join(map(vocabulary.shown, forced))
         return f"only {text!r} can come next, in its canonical tokens"
     if num_fitting == len(token):
         return "its bytes may come next, but its tokens are not the canonical ones here"

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from radixrt.config import GrammarConfig
 from radixrt.errors import GrammarTooCostly, UnsupportedGrammar
+from radixrt.grammar.endings import endings
 from radixrt.grammar.lark_load import Expr, LarkGrammar, load, refusal
 from radixrt.grammar.regex_algebra import (
     ANY_CHAR,
@@ -50,7 +51,19 @@ _LAZY = re.compile(r"[*+?}]\?")
 _NOT_RUST = re.compile(r"\(\?[^:]|[*+?}]\?")
 
 
-def to_engine(text: str, config: GrammarConfig) -> str:
+@dataclass(frozen=True, slots=True)
+class EngineGrammar:
+    """A grammar in the engine's dialect.
+
+    Attributes:
+        endings: texts that may end a text of it; see `radixrt.grammar.endings`.
+    """
+
+    text: str
+    endings: tuple[str, ...]
+
+
+def to_engine(text: str, config: GrammarConfig) -> EngineGrammar:
     """Give the grammar in the engine's dialect.
 
     Raises:
@@ -58,10 +71,7 @@ def to_engine(text: str, config: GrammarConfig) -> str:
         UnsupportedGrammar: see `radixrt.grammar.lark_load.load`, and above; says line and column if known.
     """
     grammar = load(text)
-    terminals = {name: _Terminal.build(name, grammar, config) for name in _used(grammar)}
-    flow = _Flow(grammar)
-    if "start" not in flow.productive:
-        raise refusal("it accepts no text at all", grammar.places.get("start", ""))
+    terminals, flow = _analyzed(grammar, config)
     for name in terminals:
         _check_ends(terminals[name], flow.follow(name), terminals, grammar)
     conflict = _conflict(grammar, flow, terminals)
@@ -71,24 +81,64 @@ def to_engine(text: str, config: GrammarConfig) -> str:
     return writer.write()
 
 
+def write_greedy(grammar: LarkGrammar, config: GrammarConfig) -> EngineGrammar | None:
+    """Write a grammar with its terminals as they are; None unless a greedy reading of them is the only one.
+
+    Raises: as `to_engine`.
+    """
+    terminals, flow = _analyzed(grammar, config, is_ordered=False)
+    if _conflict(grammar, flow, terminals) is not None or any(
+        _can_end_early(terminals[name], flow.follow(name), terminals) for name in terminals
+    ):
+        return None
+    return _Writer(grammar, flow, terminals, by_character=False).write()
+
+
+def write_plainly(grammar: LarkGrammar, config: GrammarConfig) -> EngineGrammar:
+    """Write a grammar whose terminals are single characters. Raises: as `to_engine`."""
+    terminals, flow = _analyzed(grammar, config)
+    return _Writer(grammar, flow, terminals, by_character=False).write()
+
+
+def _analyzed(
+    grammar: LarkGrammar, config: GrammarConfig, *, is_ordered: bool = True
+) -> tuple[dict[str, _Terminal], _Flow]:
+    terminals = {
+        name: _Terminal.build(name, grammar, config, is_ordered=is_ordered) for name in _used(grammar)
+    }
+    flow = _Flow(grammar)
+    if "start" not in flow.productive:
+        raise refusal("it accepts no text at all", grammar.places.get("start", ""))
+    return terminals, flow
+
+
+def _can_end_early(terminal: _Terminal, follow: Iterable[str], terminals: Mapping[str, _Terminal]) -> bool:
+    """Tell whether a string of the terminal goes on where it could have ended, with what can follow it."""
+    after = of_chars(_chars_of(follow, terminals))
+    return not is_empty(both(terminal.language, then(terminal.language, after, EVERYTHING)))
+
+
 def _used(grammar: LarkGrammar) -> list[str]:
     """Give the terminals that rules reach from the start, and the ignored ones."""
     found = dict.fromkeys(grammar.ignored)
-    pending, seen = ["start"], {"start"}
+    for name in _reached(grammar):
+        found |= {part.name: None for part in _parts(grammar.rules[name]) if part.kind == "terminal"}
+    if len(found) > _MAX_TERMINALS:
+        raise GrammarTooCostly(f"a grammar may have at most {_MAX_TERMINALS} terminals", parameter="grammar")
+    return list(found)
+
+
+def _reached(grammar: LarkGrammar) -> list[str]:
+    """Give the rules that can be reached from the start."""
+    pending, seen = ["start"], {"start": None}
     while pending:
         for part in _parts(grammar.rules[pending.pop()]):
-            if part.kind == "terminal":
-                found[part.name] = None
-            elif part.kind == "rule" and part.name not in seen:
+            if part.kind == "rule" and part.name not in seen:
                 if part.name not in grammar.rules:
                     raise refusal(f"the rule {part.name} is not defined", "")
-                seen.add(part.name)
+                seen[part.name] = None
                 pending.append(part.name)
-    if len(found) > _MAX_TERMINALS:
-        raise GrammarTooCostly(
-            f"a Lark grammar may have at most {_MAX_TERMINALS} terminals", parameter="grammar"
-        )
-    return list(found)
+    return list(seen)
 
 
 def _parts(expr: Expr) -> Iterable[Expr]:
@@ -109,7 +159,10 @@ class _Terminal:
     language: Language
 
     @classmethod
-    def build(cls, name: str, grammar: LarkGrammar, config: GrammarConfig) -> _Terminal:
+    def build(
+        cls, name: str, grammar: LarkGrammar, config: GrammarConfig, *, is_ordered: bool = True
+    ) -> _Terminal:
+        """Read a terminal; is_ordered: as Lark does, which takes the first alternative that fits."""
         place = grammar.places.get(name, "")
         pattern = grammar.terminals[name].replace(_ESCAPED_STRING_BODY, _ESCAPED_STRING_PLAIN)
         check_regex(pattern, config)
@@ -125,7 +178,7 @@ class _Terminal:
         if machine.is_empty:
             raise refusal(f"the terminal {name} matches nothing", place)
         found = cls(name, pattern, place, language)
-        if not found._is_longest(machine):
+        if is_ordered and not found._is_longest(machine):
             raise refusal(f"the terminal {name} does not always match as far as it could: put longer alternatives first", place)  # fmt: skip
         return found
 
@@ -319,8 +372,8 @@ def _check_splits(
         follow = flow.follow(name)
         if name in follow and is_empty(both(then(terminal.language, terminal.language), complement(terminal.language))):  # fmt: skip
             follow -= {name}
-        after = of_chars(_chars_of(follow - (frozenset(grammar.ignored) if name in grammar.ignored else frozenset()), terminals))  # fmt: skip
-        if not is_empty(both(terminal.language, then(terminal.language, after, EVERYTHING))):
+        follow -= frozenset(grammar.ignored) if name in grammar.ignored else frozenset()
+        if _can_end_early(terminal, follow, terminals):
             ending, longer = conflict
             raise refusal(
                 f"the terminal {name} can end in several places, and {ending.name} can end where {longer.name} goes on",
@@ -339,23 +392,33 @@ class _Writer:
         self._terminals = terminals
         self._by_character = by_character
         self._rule_names = {name: f"r{index}" for index, name in enumerate(grammar.rules)}
+        patterns = {
+            pattern: index for index, pattern in enumerate({t.pattern: None for t in terminals.values()})
+        }
         self._terminal_names = {
-            name: f"{'t' if by_character else 'T'}{index}" for index, name in enumerate(terminals)
+            name: f"{'t' if by_character else 'T'}{patterns[terminal.pattern]}"
+            for name, terminal in terminals.items()
         }
         self._classes: dict[Chars, str] = {}
 
-    def write(self) -> str:
+    def write(self) -> EngineGrammar:
+        machines = {name: terminal.machine for name, terminal in self._terminals.items()}
+        rules = {name: self._grammar.rules[name] for name in _reached(self._grammar)}
+        return EngineGrammar(self._written(), endings(rules, machines))
+
+    def _written(self) -> str:
         between = " ignored" if self._grammar.ignored else ""
         lines = [f"start:{between} {self._rule_names['start']}"]
         if between:
             lines.append(
                 f"ignored: ({' | '.join(self._terminal_names[name] for name in self._grammar.ignored)})*"
             )
-        for name, expr in self._grammar.rules.items():
+        for name in _reached(self._grammar):
             if name in self._flow.productive:
-                lines.append(f"{self._rule_names[name]}: {self._expr(expr, between)}")
-        for name, terminal in self._terminals.items():
-            lines += self._terminal(self._terminal_names[name], terminal)
+                lines.append(f"{self._rule_names[name]}: {self._expr(self._grammar.rules[name], between)}")
+        written = {self._terminal_names[name]: terminal for name, terminal in self._terminals.items()}
+        for name, terminal in written.items():
+            lines += self._terminal(name, terminal)
         lines += [f"{name}: /{class_text(chars)}/" for chars, name in self._classes.items()]
         return "\n".join([*lines, '%llguidance {"no_forcing": true}', ""])
 
@@ -381,7 +444,7 @@ class _Writer:
         machine = terminal.machine
         if sum(map(len, machine.edges)) + len(self._classes) > MAX_CHARACTER_RULES:
             raise GrammarTooCostly(
-                f"a Lark grammar written by characters may have at most {MAX_CHARACTER_RULES} rules",
+                f"a grammar written by characters may have at most {MAX_CHARACTER_RULES} rules",
                 parameter="grammar",
             )
         into: dict[int, list[str]] = {0: ['""']}

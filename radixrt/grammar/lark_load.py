@@ -86,7 +86,7 @@ def _located(text: str, reason: str) -> UnsupportedGrammar:
 def refusal(reason: str, place: str) -> UnsupportedGrammar:
     """Make the error for something that stands at a place. Pure."""
     where = f" at {place}" if place else ""
-    return UnsupportedGrammar(f"the Lark grammar is not supported{where}: {reason}", parameter="grammar")
+    return UnsupportedGrammar(f"the grammar is not supported{where}: {reason}", parameter="grammar")
 
 
 def _place_at(text: str, offset: int) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from radixrt.types import GrammarSpec
+from radixrt.constraints import GrammarSpec
 
 MaskRow = NDArray[np.int32]
 Enforcement = Literal["mask", "annotation"]

@@ -10,12 +10,12 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly
 from radixrt.grammar.compile import compile_for
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.text.vocabulary import byte_alphabet
-from radixrt.types import GrammarSpec
 
 _END = "<|end|>"
 

@@ -421,4 +421,7 @@ def _char_text(code: int) -> str:
     character = chr(code)
     if character.isascii() and character.isalnum():
         return character
-    return rf"\x{{{code:X}}}" if code > 0xFF else rf"\x{code:02X}"
+    # These forms mean the same to Python and to the engines.
+    if code > 0xFFFF:
+        return rf"\U{code:08X}"
+    return rf"\u{code:04X}" if code > 0xFF else rf"\x{code:02X}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import llguidance
@@ -75,6 +76,32 @@ class GrammarVocabulary:
     def byte_ids(self) -> dict[int, int]:
         """Give the token id of each byte that is a token by itself."""
         return {token[0]: token_id for token_id, token in enumerate(self.vocab_bytes) if len(token) == 1}
+
+    @cached_property
+    def control_ids(self) -> dict[str, int]:
+        """Give the control tokens that do not end a sequence, by name."""
+        tokenizer = self.tokenizer
+        ids = [item for item in sorted(tokenizer.special_ids) if item < len(self.vocab_bytes)]
+        return {tokenizer.token_text(item): item for item in ids if item not in tokenizer.eos_ids}
+
+    def split_marked(self, text: str, control_ids: Mapping[str, int]) -> list[str | int]:
+        """Cut a text at the names of control tokens, the longest first: pieces of text and token ids. Pure."""
+        if not control_ids:
+            return [text] if text else []
+        names = sorted(control_ids, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+        return [control_ids.get(part, part) for part in parts if part]
+
+    def encode_marked(self, text: str, control_ids: Mapping[str, int]) -> list[int]:
+        """Encode a text in the middle of an output in which some control tokens stand for themselves."""
+        ids: list[int] = []
+        for part in self.split_marked(text, control_ids):
+            ids += [part] if isinstance(part, int) else self.tokenizer.encode_continuation(part)
+        return ids
+
+    def shown(self, token_id: int) -> bytes:
+        """Give the bytes of a token, or the name of one without bytes."""
+        return self.vocab_bytes[token_id] or self.tokenizer.token_text(token_id).encode()
 
     def is_text(self, token_id: int) -> bool:
         """Tell whether the token has bytes, so that a constraint can allow it."""

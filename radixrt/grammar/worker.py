@@ -19,9 +19,9 @@ from typing import IO, Any
 
 from radixrt import errors
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarKind, GrammarSpec
 from radixrt.errors import EngineError, GrammarTooCostly, RequestError
 from radixrt.grammar.regex_cost import num_atoms
-from radixrt.types import GrammarKind, GrammarSpec
 
 _NUM_MASKS = 24
 _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
@@ -45,11 +45,22 @@ def is_plainly_small(spec: GrammarSpec) -> bool:
         return True
     if spec.kind == GrammarKind.REGEX:
         return num_atoms(spec.text) <= _MAX_PLAIN_ATOMS
+    if spec.kind == GrammarKind.STRUCTURAL:
+        return len(spec.text) <= _MAX_PLAIN_CHARACTERS and all(map(is_plainly_small, _contents(spec)))
     return (
         len(spec.text) <= _MAX_PLAIN_CHARACTERS
         and len(_SPLITS.findall(spec.text)) <= _MAX_PLAIN_SPLITS
         and not _NUMBER_OF_REPEATS.search(spec.text)
     )
+
+
+def _contents(spec: GrammarSpec) -> list[GrammarSpec]:
+    """Give the constraints inside the tags; the whole where they cannot be read."""
+    try:
+        tags = spec.payload()["tags"]
+        return [GrammarSpec(GrammarKind(tag["kind"]), tag["text"], tag["whitespace"]) for tag in tags]
+    except (ValueError, RecursionError, TypeError, KeyError, RequestError):
+        return [GrammarSpec(GrammarKind.LARK, spec.text)]
 
 
 class CompileWorker:
@@ -75,7 +86,7 @@ class CompileWorker:
             GrammarTooCostly: the worker died or took longer than max_grammar_compile_ms of CPU time.
             RequestError: what `radixrt.grammar.compile` raises.
         """
-        request = {"kind": spec.kind, "text": spec.text, "whitespace": spec.whitespace}
+        request = asdict(spec)
         with self._lock:
             answer = self._ask(json.dumps(request).encode() + b"\n")
         if answer is None:
@@ -168,7 +179,7 @@ def serve(requests: IO[bytes], answers: IO[bytes], config: GrammarConfig) -> Non
     answers.flush()
     for line in requests:
         request = json.loads(line)
-        spec = GrammarSpec(GrammarKind(request["kind"]), request["text"], request["whitespace"])
+        spec = GrammarSpec(**{**request, "kind": GrammarKind(request["kind"])})
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever runs
         answer: dict[str, Any] = {}
         try:

@@ -6,7 +6,8 @@ import re
 import jsonschema
 import pytest
 
-from radixrt import Engine, FinishReason, GrammarSpec, InvalidRequest, SamplingParams
+from radixrt import Engine, FinishReason, GrammarSpec, InvalidRequest, SamplingParams, StructuralTag
+from radixrt.grammar import compile
 from tests.support.models import tiny_model
 
 SCHEMA = {
@@ -111,6 +112,47 @@ def test_everyday_constraints_find_their_end(engine, schema):
     output = engine.generate("x", sampling)
     assert output.finish_reason is FinishReason.STOP
     jsonschema.validate(json.loads(output.text), schema)
+
+
+def test_tagged_text_is_complete_at_every_budget(engine):
+    schema = {k: SCHEMA[k] for k in ("type", "properties", "required", "additionalProperties")}
+    tag = StructuralTag("<|call|>", GrammarSpec.json_schema(schema), "</call>")
+    grammar = GrammarSpec.structural([tag], triggers=["<|call|>"], min_tags=1, max_tags=1)
+    needed = smallest(engine, grammar)
+    for max_tokens in range(needed, needed + 40, 8):
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=2.0, seed=max_tokens, grammar=grammar)
+        output = engine.generate("x", sampling)
+        free, _, rest = output.text.partition("<|call|>")
+        content, _, after = rest.partition("</call>")
+        jsonschema.validate(json.loads(content), schema)
+        assert "<|call|>" not in free + after
+        assert output.finish_reason in (
+            FinishReason.STOP,
+            FinishReason.LENGTH,
+        )  # free text may go on to the end
+
+
+def test_control_tokens_come_out_as_ids(engine):
+    name = engine.tokenizer.token_text(engine.tokenizer.bos_id)
+    tag = StructuralTag(name, GrammarSpec.choice(["yes", "no"]), ";")
+    grammar = GrammarSpec.structural([tag], triggers=(), free_text=False, min_tags=1, max_tags=2)
+    output = engine.generate("x", SamplingParams(max_tokens=20, temperature=1.0, seed=1, grammar=grammar))
+    assert output.token_ids[0] == engine.tokenizer.bos_id
+    assert re.fullmatch("((yes|no);){1,2}", output.text)
+    assert output.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    "text", ['root ::= [a-z]+ "end"', 'root ::= "(" root ")" | "x"', "root ::= ([0-9] [a-c])+ [.]"]
+)
+def test_ebnf_is_complete_at_every_budget(engine, text):
+    grammar = GrammarSpec.ebnf(text)
+    matcher = compile(grammar, engine.tokenizer)
+    for max_tokens in range(4, 30, 5):
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=5.0, seed=max_tokens, grammar=grammar)
+        output = engine.generate("x", sampling)
+        assert matcher.check(output.text)
+        assert output.finish_reason is FinishReason.STOP
 
 
 def test_without_a_known_end_the_answer_may_be_cut_off_but_comes(engine, monkeypatch):

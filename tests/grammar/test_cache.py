@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, GrammarCache
-from radixrt.types import GrammarSpec
 from tests.support.tokenizers import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

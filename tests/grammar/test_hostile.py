@@ -12,14 +12,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarKind, GrammarSpec, StructuralTag
 from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar
 from radixrt.grammar import GrammarCache
 from radixrt.grammar.worker import CompileWorker, is_plainly_small
-from radixrt.types import GrammarKind, GrammarSpec
 from tests.support.tokenizers import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 JSON = GrammarKind.JSON_SCHEMA
+
+
+def tagged(grammar: GrammarSpec) -> GrammarSpec:
+    return GrammarSpec.structural([StructuralTag("<f>", grammar, "</f>")], triggers=["<f>"])
+
 
 HOSTILE: dict[str, Callable[[], GrammarSpec]] = {
     "nesting": lambda: GrammarSpec(JSON, '{"type":"array","items":' * 1000 + "{}" + "}" * 1000),
@@ -40,6 +45,12 @@ HOSTILE: dict[str, Callable[[], GrammarSpec]] = {
     "no character": lambda: GrammarSpec.regex(r"[^\s\S]"),
     "no end in lark": lambda: GrammarSpec.lark('start: a\na: "x" a'),
     "NUL in lark": lambda: GrammarSpec.lark('start: "a\0b'),
+    "nested repeats in ebnf": lambda: GrammarSpec.ebnf('root ::= ((("a"{1,50}){1,50}){1,50}){1,50}'),
+    "no end in ebnf": lambda: GrammarSpec.ebnf('root ::= "x" root'),
+    "nested repeats in a tag": lambda: tagged(GrammarSpec.regex("((a{1,50}){1,50}){1,20}")),
+    "endless recursion in a tag": lambda: tagged(
+        GrammarSpec.json_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})
+    ),
     "many splits": lambda: GrammarSpec.json_schema(
         {"anyOf": [{"properties": {f"k{number}": {"type": "null"}}} for number in range(30)], "unevaluatedProperties": False}
     ),
@@ -168,6 +179,9 @@ def test_memory_is_limited() -> None:
 def test_small_constraints_need_no_worker(cache: GrammarCache) -> None:
     assert is_plainly_small(GrammarSpec.regex("[a-z]{1,20}"))
     assert is_plainly_small(GrammarSpec.json_schema({"type": "object", "oneOf": [{"required": ["a"]}]}))
+    assert is_plainly_small(tagged(GrammarSpec.regex("[a-z]{1,20}")))
+    assert not is_plainly_small(tagged(GrammarSpec.regex(".{0,5000}")))
+    assert not is_plainly_small(tagged(GrammarSpec.json_schema({"pattern": "a{100,2000}"})))
     assert not is_plainly_small(GrammarSpec.regex(".{0,5000}"))
     assert not is_plainly_small(GrammarSpec.json_schema({"pattern": "a{100,2000}"}))
     assert not is_plainly_small(GrammarSpec.json_schema({"enum": [str(number) for number in range(5000)]}))

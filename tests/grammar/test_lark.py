@@ -10,9 +10,9 @@ import lark
 import numpy as np
 import pytest
 
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, compile
-from radixrt.types import GrammarSpec
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)

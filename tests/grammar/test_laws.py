@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from radixrt.constraints import GrammarSpec, StructuralTag
 from radixrt.grammar import CompiledGrammar, GrammarMatcher, compile
 from radixrt.text import Tokenizer
-from radixrt.types import GrammarSpec
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer, sentencepiece_tokenizer
 
 TOKENIZERS = {
@@ -49,6 +49,10 @@ SPECS = {
     "lark by characters": GrammarSpec.lark('start: "if" NAME | NAME "=" NAME\nNAME: /[a-z]+/\n%ignore " "'),
     "one of": GrammarSpec.json_schema({"oneOf": [{"minLength": 2}, {"maxLength": 3, "type": "string"}]}),
     "empty": GrammarSpec.regex("(ab)?"),
+    "ebnf": GrammarSpec.ebnf('root ::= item ("," item)*\nitem ::= [a-c]+ "c" | "日" | "(" root ")"'),
+    "tagged": GrammarSpec.structural(
+        [StructuralTag("[", GrammarSpec.json_schema(PERSON), "]")], triggers=["["], min_tags=1
+    ),
 }
 
 

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from radixrt.constraints import GrammarKind, GrammarSpec
 from radixrt.errors import InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import compile
 from radixrt.grammar.engines.byte_dfa import ByteDFA
@@ -16,7 +17,6 @@ from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.engines.llg import LLGrammar
 from radixrt.grammar.regex_cost import max_states, whole_match
 from radixrt.grammar.trie import ROOT, TokenTrie
-from radixrt.types import GrammarKind, GrammarSpec
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)

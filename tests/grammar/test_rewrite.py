@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarTooCostly, UnsupportedGrammar
 from radixrt.grammar import GrammarCache
-from radixrt.types import GrammarSpec
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)

@@ -14,9 +14,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarKind, GrammarSpec
 from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, GrammarCache, compile
-from radixrt.types import GrammarKind, GrammarSpec
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar.engines.byte_dfa import DEAD, ByteDFA
 from radixrt.grammar.explain import explain
 from radixrt.grammar.matcher import EnforcementReport, MaskExplanation, MaskRow, check_row
 from radixrt.grammar.trie import ROOT, TokenTrie
 from radixrt.grammar.vocabulary import MAX_FORCED_BYTES, GrammarVocabulary, pack_mask
-from radixrt.types import GrammarSpec
 
 ENGINE = "byte automaton"
 MAX_CACHED_MASK_BYTES = 16 << 20  # per constraint

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 import llguidance
+import numpy as np
 
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, UnsupportedGrammar
-from radixrt.grammar.closing import Closer
+from radixrt.grammar.closing import Closer, Shortcuts
 from radixrt.grammar.explain import explain
 from radixrt.grammar.matcher import EnforcementReport, MaskExplanation, MaskRow, check_row
 from radixrt.grammar.vocabulary import GrammarVocabulary
-from radixrt.types import GrammarSpec
 
 ENGINE = "llguidance"
 # Words in the engine's complaints about its limits.
 _LIMIT_WORDS = ("max is", "fuel", "too large", "too complex", "limit")
+NO_CONTROL: Mapping[str, int] = MappingProxyType({})
 _BYTES_PER_CHARACTER = 64  # of grammar text: the engine does not tell what it holds
 
 
@@ -32,6 +35,8 @@ class LLGrammar:
         report: EnforcementReport,
         judge: Callable[[str], bool | None] | None = None,
         hints: Callable[[], Sequence[str]] = tuple,
+        shortcuts: Callable[[], Shortcuts] = Shortcuts,
+        control_ids: Mapping[str, int] = NO_CONTROL,
     ) -> None:
         """Compile.
 
@@ -39,6 +44,8 @@ class LLGrammar:
             grammar: text in llguidance's own format.
             judge: decides about finished texts; where it gives None, or is None, the grammar itself does.
             hints: gives texts that may help to end a string (see `Closer`), when first needed.
+            shortcuts: gives other ways to the end, when first needed.
+            control_ids: control tokens that the grammar names, by their names.
         Raises:
             UnsupportedGrammar: the engine refuses the grammar, or it allows no token at its start.
             GrammarTooCostly: it is over a limit of the engine.
@@ -48,6 +55,8 @@ class LLGrammar:
         self.vocabulary = vocabulary
         self._judge = judge
         self._hints = hints
+        self._shortcuts = shortcuts
+        self.control_ids = control_ids
         self._num_bytes = _BYTES_PER_CHARACTER * len(grammar)
         self._pristine = llguidance.LLMatcher(
             vocabulary.llguidance_tokenizer,
@@ -70,18 +79,32 @@ class LLGrammar:
         return LLMatcher(self, self._pristine.deep_copy())
 
     @cached_property
+    def mask_bits(self) -> MaskRow:
+        """Give the mask of all tokens that the constraint may ever allow."""
+        bits = self.vocabulary.text_bits.copy()
+        for token_id in self.control_ids.values():
+            bits.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return bits
+
+    def may_take(self, token_id: int) -> bool:
+        """Tell whether the token has bytes or is a control token of this grammar."""
+        return self.vocabulary.is_text(token_id) or token_id in self.control_ids.values()
+
+    @cached_property
     def closer(self) -> Closer:
         encode = self.vocabulary.tokenizer.encode_continuation
         hints = tuple(tuple(encode(hint)) for hint in self._hints())
-        return Closer(self.vocabulary.closing_ranks, self.vocabulary.text_flags, hints)
+        flags = self.vocabulary.text_flags.copy()
+        flags[list(self.control_ids.values())] = 1
+        return Closer(self.vocabulary.closing_ranks, flags, hints, self._shortcuts())
 
     def check(self, text: str) -> bool:
         verdict = None if self._judge is None else self._judge(text)
         if verdict is not None:
             return verdict
-        ids = self.vocabulary.tokenizer.encode_continuation(text)
+        ids = self.vocabulary.encode_marked(text, self.control_ids)
         matcher = self._pristine.deep_copy()
-        is_whole = self.vocabulary.tokenizer.decode(ids) == text
+        is_whole = b"".join(map(self.vocabulary.shown, ids)) == text.encode()
         return is_whole and matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
 
     def _raise_if_refused(self, matcher: llguidance.LLMatcher) -> None:
@@ -142,10 +165,10 @@ class LLMatcher:
             return
         self._cursor.unsafe_compute_mask_ptr(row.ctypes.data, 4 * num_words)
         self._raise_error()
-        row &= self._vocabulary.text_bits
+        row &= self._grammar.mask_bits
 
     def accept(self, token_id: int) -> bool:
-        if not self._vocabulary.is_text(token_id) or self._cursor.is_stopped():
+        if not self._grammar.may_take(token_id) or self._cursor.is_stopped():
             return False
         if (forced := self._current_forced()) and forced[0] != token_id:
             return False

@@ -10,6 +10,7 @@ from typing import Any
 import llguidance
 
 from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarSpec
 from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
@@ -17,7 +18,6 @@ from radixrt.grammar.matcher import EnforcementReport
 from radixrt.grammar.regex_cost import max_states, whole_match
 from radixrt.grammar.schema.front import ParsedSchema, parse_schema
 from radixrt.grammar.vocabulary import GrammarVocabulary
-from radixrt.types import GrammarSpec
 
 _WHITESPACE: dict[str, dict[str, Any]] = {
     "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
@@ -49,28 +49,38 @@ def compile_schema(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gra
         GrammarTooCostly, InvalidRequest, UnsupportedGrammar: see `parse_schema`; a refused keyword is named by
             its JSON Pointer.
     """
-    text = '{"type": "object"}' if spec.kind == "json_object" else spec.text
-    parsed = parse_schema(text, config)
-    grammar = _engine_grammar(parsed.schema, spec.whitespace)
-    if complaint := _complaint(grammar):
-        raise _refusal(parsed, complaint, spec.whitespace)
+    parsed, grammar = prepare_schema(spec, config)
     return LLGrammar(
         spec,
         vocabulary,
         grammar=grammar,
         report=EnforcementReport(parsed.keywords, ENGINE),
         judge=parsed.validator.judge,
-        hints=partial(_hints, parsed),
+        hints=partial(string_hints, parsed),
     )
 
 
-def _hints(parsed: ParsedSchema) -> list[str]:
+def prepare_schema(spec: GrammarSpec, config: GrammarConfig) -> tuple[ParsedSchema, str]:
+    """Read a schema and write it in the engine's format; raises what `compile_schema` raises."""
+    if spec.on_unsupported == "check":
+        raise UnsupportedGrammar(
+            'on_unsupported="check" is not implemented', parameter="on_unsupported", value="check"
+        )
+    text = '{"type": "object"}' if spec.kind == "json_object" else spec.text
+    parsed = parse_schema(text, config)
+    grammar = _engine_grammar(parsed.schema, spec.whitespace)
+    if complaint := _complaint(grammar):
+        raise _refusal(parsed, complaint, spec.whitespace)
+    return parsed, grammar
+
+
+def string_hints(parsed: ParsedSchema) -> list[str]:
     """Give short texts that satisfy the patterns, and their ends, as they stand in JSON; the longer first."""
     patterns = [parsed.nodes[pointer]["pattern"] for pointer in parsed.pointers_of("pattern")]
     found: dict[str, None] = {}
     for pattern in list(dict.fromkeys(patterns))[:_MAX_HINTED_PATTERNS]:
         for branch in (pattern, pattern.partition("|")[0]):  # ^a$|^b$ has anchors inside
-            if text := _shortest_match(branch):
+            if text := shortest_match(branch):
                 escaped = json.dumps(text, ensure_ascii=False)[1:-1]
                 found |= dict.fromkeys(
                     escaped[start:] for start in range(min(len(escaped), _MAX_HINT_CHARACTERS))
@@ -79,7 +89,8 @@ def _hints(parsed: ParsedSchema) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def _shortest_match(pattern: str) -> str | None:
+def shortest_match(pattern: str) -> str | None:
+    """Give a shortest text that a pattern matches; None if that would cost too much. Pure."""
     body = whole_match(pattern)
     try:
         num_states = max_states(body)
