@@ -1,103 +1,28 @@
-"""Where a program's calls go. The only module that imports radixrt, and only its public names.
-
-A program needs six things of a runtime: encode, decode, the texts around a chat message, the ids that begin and end
-a sequence, generate and score. `Backend` says them as a protocol; `EngineBackend` is an engine in this process.
-"""
+"""A program's calls on an engine in this process. The only module that imports what runs in radixrt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
-from frontend_lang.waiting import all_or_first_error
-from radixrt import (
-    FinishReason,
+from frontend_lang.backends.protocol import ScoredContinuation
+from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
-    GrammarSpec,
     InvalidRequest,
     OutputChunk,
     OutputCollector,
-    ProgramError,
-    RequestAborted,
     SamplingParams,
     TextPiece,
-    TokenLogprob,
-    Usage,
-    stream_chunks,
 )
-
-__all__ = [
-    "Backend",
-    "EngineBackend",
-    "FinishReason",
-    "GenerateRequest",
-    "GenerationOutput",
-    "GrammarSpec",
-    "InvalidRequest",
-    "OutputChunk",
-    "ProgramError",
-    "RequestAborted",
-    "RuntimeEngine",
-    "SamplingParams",
-    "ScoredContinuation",
-    "TextPiece",
-    "TokenLogprob",
-    "Usage",
-]
+from frontend_lang.waiting import all_or_first_error
+from radixrt import stream_chunks
 
 Deliver = Callable[[OutputChunk | BaseException], None]
 
-
 MAX_SCORED_TOGETHER = 64  # choices of one select that wait in the engine at a time
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredContinuation:
-    """The log-probabilities of one continuation's tokens, in order, and what they cost."""
-
-    logprobs: tuple[float, ...]
-    usage: Usage
-
-
-class Backend(Protocol):
-    """A runtime as a program sees it. Called on the program's event loop; must not block it."""
-
-    @property
-    def bos_ids(self) -> tuple[int, ...]:
-        """Give the ids in front of a transcript that starts with plain text."""
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Give the ids that end a sequence; a transcript never holds a generated one at the end of a call."""
-
-    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
-        """Encode pieces as one text; control tokens count in template pieces only.
-
-        Args:
-            is_start: nothing is before it; some tokenizers put a space before the first word of a text.
-        """
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Give the text of token ids."""
-
-    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
-        """Give the template's text before and after the content of the next message.
-
-        Args:
-            history: the earlier messages, each with "role" and "content".
-        """
-
-    async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        """Run one request to its end. Cancelling the awaiting task aborts it."""
-
-    async def score(
-        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
-    ) -> list[ScoredContinuation]:
-        """Give the log-probabilities of each continuation after the prefix (one token or more)."""
 
 
 class RuntimeTicket(Protocol):

@@ -1,0 +1,46 @@
+"""Where a program's calls go: the protocol, the values that travel, and the runtimes that answer.
+
+| module | what |
+|---|---|
+| `values` | radixrt's data types; with `engine` the only importer of radixrt |
+| `protocol` | `Backend`: what a program needs of a runtime |
+| `engine` | `EngineBackend`: an engine in this process, token-exact |
+"""
+
+from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
+from frontend_lang.backends.protocol import Backend, ScoredContinuation
+from frontend_lang.backends.values import (
+    FinishReason,
+    GenerateRequest,
+    GenerationOutput,
+    GrammarSpec,
+    InvalidRequest,
+    OutputChunk,
+    OutputCollector,
+    ProgramError,
+    RequestAborted,
+    SamplingParams,
+    TextPiece,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "Backend",
+    "EngineBackend",
+    "FinishReason",
+    "GenerateRequest",
+    "GenerationOutput",
+    "GrammarSpec",
+    "InvalidRequest",
+    "OutputChunk",
+    "OutputCollector",
+    "ProgramError",
+    "RequestAborted",
+    "RuntimeEngine",
+    "SamplingParams",
+    "ScoredContinuation",
+    "TextPiece",
+    "TokenLogprob",
+    "Usage",
+]

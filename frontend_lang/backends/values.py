@@ -1,0 +1,33 @@
+"""The values of a call that programs and backends hand each other: radixrt's own, under one roof."""
+
+from radixrt import (
+    FinishReason,
+    GenerateRequest,
+    GenerationOutput,
+    GrammarSpec,
+    InvalidRequest,
+    OutputChunk,
+    OutputCollector,
+    ProgramError,
+    RequestAborted,
+    SamplingParams,
+    TextPiece,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "FinishReason",
+    "GenerateRequest",
+    "GenerationOutput",
+    "GrammarSpec",
+    "InvalidRequest",
+    "OutputChunk",
+    "OutputCollector",
+    "ProgramError",
+    "RequestAborted",
+    "SamplingParams",
+    "TextPiece",
+    "TokenLogprob",
+    "Usage",
+]
