@@ -10,6 +10,7 @@
 from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
 from frontend_lang.backends.protocol import Backend, ScoredContinuation
 from frontend_lang.backends.values import (
+    DeadlineExceeded,
     FinishReason,
     GenerateRequest,
     GenerationOutput,
@@ -27,6 +28,7 @@ from frontend_lang.backends.values import (
 
 __all__ = [
     "Backend",
+    "DeadlineExceeded",
     "EngineBackend",
     "FinishReason",
     "GenerateRequest",

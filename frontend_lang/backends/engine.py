@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -30,6 +30,16 @@ class RuntimeTicket(Protocol):
 
     def abort(self) -> None:
         """Give up the request; safe from any thread and after its end."""
+
+
+class RuntimeScope(Protocol):
+    """An open scope of an engine."""
+
+    @property
+    def scope_id(self) -> int: ...
+
+    def close(self) -> None:
+        """Let go of its prefixes; fine when it or the engine is closed."""
 
 
 class RuntimeChat(Protocol):
@@ -65,13 +75,19 @@ class RuntimeEngine(Protocol):
     def submit(self, request: GenerateRequest, deliver: Deliver) -> RuntimeTicket:
         """Start a request; `deliver` gets its chunks, or the error that ends it, in the engine's thread."""
 
+    def scope(self) -> RuntimeScope:
+        """Open a scope: the prefixes of its requests are evicted last."""
+
 
 class EngineBackend:
-    """Run a program's calls on an engine in this process."""
+    """Run a program's calls on an engine in this process. Owns the scopes that programs opened."""
+
+    transient_errors: tuple[type[Exception], ...] = ()  # what fails here fails again: nothing is in between
 
     def __init__(self, engine: RuntimeEngine) -> None:
         self._engine = engine
         self._tokenizer = engine.tokenizer
+        self._scopes: dict[int, RuntimeScope] = {}
         self._bos_ids = tuple(engine.tokenizer.encode(""))
         self._eos_ids = frozenset(engine.tokenizer.eos_ids)
 
@@ -100,20 +116,40 @@ class EngineBackend:
             )
         return self._tokenizer.chat.open_role(history, role)
 
+    def open_scope(self) -> int | None:
+        scope = self._engine.scope()
+        self._scopes[scope.scope_id] = scope
+        return scope.scope_id
+
+    def close_scope(self, scope_id: int) -> None:
+        self._scopes.pop(scope_id).close()
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
+        return stream_chunks(self._engine.submit, request)
+
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
         collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async with aclosing(stream_chunks(self._engine.submit, request)) as chunks:
+        async with aclosing(self.stream(request)) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.output()
 
     async def score(
-        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
+        self,
+        prefix_ids: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        *,
+        label: str = "",
+        scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
         sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
         requests = [
             GenerateRequest(
-                (*prefix_ids, *continuation), sampling, logprob_start=len(prefix_ids), label=label
+                (*prefix_ids, *continuation),
+                sampling,
+                logprob_start=len(prefix_ids),
+                label=label,
+                scope_id=scope_id,
             )
             for continuation in continuations
         ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from frontend_lang.backends.values import GenerateRequest, GenerationOutput, TextPiece, Usage
+from frontend_lang.backends.values import GenerateRequest, GenerationOutput, OutputChunk, TextPiece, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,13 @@ class Backend(Protocol):
     def eos_ids(self) -> frozenset[int]:
         """Give the ids that end a sequence; a transcript never holds a generated one at the end of a call."""
 
+    @property
+    def transient_errors(self) -> tuple[type[Exception], ...]:
+        """Give the errors after which the same call may be sent again.
+
+        () means that no call is: a program that asks such a runtime for retries is refused.
+        """
+
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         """Encode pieces as one text; control tokens count in template pieces only.
 
@@ -45,10 +52,30 @@ class Backend(Protocol):
             history: the earlier messages, each with "role" and "content".
         """
 
+    def open_scope(self) -> int | None:
+        """Begin a scope: prefixes of requests that name it (`scope_id`) are evicted last while it is open.
+
+        None: the runtime keeps no prefixes, or lets nobody say which.
+        """
+
+    def close_scope(self, scope_id: int) -> None:
+        """End a scope; fine when the runtime is gone."""
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
+        """Run one request and give its chunks as they come, the last one with `usage`.
+
+        Closing the generator or cancelling the task that reads it aborts the request.
+        """
+
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        """Run one request to its end. Cancelling the awaiting task aborts it."""
+        """Run one request to its end: `stream`, collected. Cancelling the awaiting task aborts it."""
 
     async def score(
-        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
+        self,
+        prefix_ids: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        *,
+        label: str = "",
+        scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
-        """Give the log-probabilities of each continuation after the prefix (one token or more)."""
+        """Give the log-probabilities of each continuation (one token or more) after the prefix (the same)."""

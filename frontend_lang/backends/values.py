@@ -1,6 +1,7 @@
 """The values of a call that programs and backends hand each other: radixrt's own, under one roof."""
 
 from radixrt import (
+    DeadlineExceeded,
     FinishReason,
     GenerateRequest,
     GenerationOutput,
@@ -17,6 +18,7 @@ from radixrt import (
 )
 
 __all__ = [
+    "DeadlineExceeded",
     "FinishReason",
     "GenerateRequest",
     "GenerationOutput",
