@@ -14,6 +14,9 @@ print(result["answer"])
 
 from frontend_lang.backends import Backend, EngineBackend, ProgramError, ScoredContinuation
 from frontend_lang.builders import assistant, control, gen, role, select, system, user
+from frontend_lang.events import CallDone, Event, ProgramDone, TextDelta, VariableSet
+from frontend_lang.limits import BudgetExceeded, Retry
+from frontend_lang.nodes import Call
 from frontend_lang.outcome import Err, Ok, Outcome, Outcomes
 from frontend_lang.program import (
     Program,
@@ -23,32 +26,51 @@ from frontend_lang.program import (
     set_default_backend,
     set_default_engine,
 )
+from frontend_lang.selection import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
 from frontend_lang.state import Branches, State
+from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.trace import CallRecord
 
 __all__ = [
+    "AsyncProgramStream",
     "Backend",
     "Branches",
+    "BudgetExceeded",
+    "Call",
+    "CallDone",
     "CallRecord",
     "EngineBackend",
     "Err",
+    "Event",
     "Ok",
     "Outcome",
     "Outcomes",
     "Program",
+    "ProgramDone",
     "ProgramError",
     "ProgramResult",
+    "ProgramStream",
+    "Retry",
     "ScoredContinuation",
     "State",
+    "TextDelta",
+    "VariableSet",
     "assistant",
     "control",
     "function",
     "gen",
+    "greedy_token_selection",
     "program",
     "role",
     "select",
     "set_default_backend",
     "set_default_engine",
     "system",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
     "user",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import sys
 import time
@@ -15,11 +17,29 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overlo
 from tqdm import tqdm
 
 from frontend_lang import interpreter
-from frontend_lang.backends import Backend, EngineBackend, ProgramError, RuntimeEngine, Usage
-from frontend_lang.branch import ProgramRun, Reply
+from frontend_lang.backends import (
+    Backend,
+    DeadlineExceeded,
+    EngineBackend,
+    ProgramError,
+    RuntimeEngine,
+    Usage,
+)
+from frontend_lang.branch import Key, Listener, ProgramRun, Reply, RunOptions
 from frontend_lang.builders import SamplingOptions, check_program_sampling, nearest
+from frontend_lang.events import ProgramDone
+from frontend_lang.limits import (
+    GRACE_S,
+    ProgramLimits,
+    Retry,
+    checked_budget,
+    checked_retry,
+    checked_timeout,
+)
+from frontend_lang.nodes import Call
 from frontend_lang.outcome import Err, Failure, Ok, Outcome
 from frontend_lang.state import State, replies
+from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.trace import CallRecord, table, total_usage
 from frontend_lang.transcript import Transcript
 from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in_greenlet, wait_for
@@ -27,6 +47,7 @@ from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
+T = TypeVar("T")
 
 DEFAULT_MAX_CONCURRENCY = 64
 
@@ -39,7 +60,9 @@ class _Defaults:
 
 
 _DEFAULTS = _Defaults()
-_enclosing: ContextVar[Backend | None] = ContextVar("enclosing", default=None)  # of the program that runs us
+_enclosing: ContextVar[ProgramRun | None] = ContextVar(
+    "enclosing", default=None
+)  # of the program that runs us
 
 
 def set_default_engine(engine: RuntimeEngine | None) -> None:
@@ -66,36 +89,46 @@ class ProgramResult(Generic[R_co]):
     value: R_co
     calls: tuple[CallRecord, ...]
     _transcript: Transcript = field(repr=False)
-    _variables: Mapping[str, Reply | Failure] = field(repr=False)
+    _variables: Mapping[Key, Reply | Failure] = field(repr=False)
 
-    def __getitem__(self, name: str) -> Any:
-        """Give the value of the last call named `name`; raises ProgramError when it has none."""
+    @overload
+    def __getitem__(self, name: Call[T]) -> T: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+
+    def __getitem__(self, name: Key) -> Any:
+        """Give the value of the last call named `name`, or of this very call; raises ProgramError when it has none."""
         return self._reply(name).value
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._variables
 
-    def record(self, name: str) -> CallRecord:
+    def record(self, name: Key) -> CallRecord:
         """Give the record behind `name`: token counts, logprobs, the distribution of a select."""
         return self._reply(name).record
 
-    def _reply(self, name: str) -> Reply:
-        if name not in self._variables:
+    def _reply(self, name: Key) -> Reply:
+        settled = self._variables.get(name)
+        if settled is None:
+            shown = name.label if isinstance(name, Call) else f'"{name}"'
+            hint = "" if isinstance(name, Call) else nearest(str(name), self.variables)
             raise ProgramError(
-                f'program "{self.program}" has set no "{name}".{nearest(str(name), self._variables)}',
+                f'program "{self.program}" has set no {shown}.{hint}',
                 program=self.program,
-                call=name,
+                call=name.name if isinstance(name, Call) else name,
             )
-        settled = self._variables[name]
         if isinstance(settled, Failure):
-            raise settled.error(reading=name)
+            raise settled.error(reading=name.name if isinstance(name, Call) else name)
         return settled
 
     @property
     def variables(self) -> dict[str, Any]:
         """Give the variables that have a value, by name."""
         return {
-            name: settled.value for name, settled in self._variables.items() if isinstance(settled, Reply)
+            name: settled.value
+            for name, settled in self._variables.items()
+            if isinstance(settled, Reply) and isinstance(name, str)
         }
 
     @property
@@ -133,12 +166,14 @@ class Program(Generic[P, R]):
         backend: where its calls go; None = the enclosing program's, else the default.
         sampling: options for every gen that does not set them itself.
         bound: keyword arguments given in advance.
+        limits: what all its calls may take together.
     """
 
     function: Callable[..., Any]
     backend: Backend | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def __post_init__(self) -> None:
@@ -178,6 +213,16 @@ class Program(Generic[P, R]):
         """Run the program on the caller's event loop; raises like `run`."""
         self._check_arguments(args, kwargs)
         return await self._run(args, kwargs)
+
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramStream[R]:
+        """Start the program and give its events as they happen; see ProgramStream."""
+        self._check_arguments(args, kwargs)
+        return ProgramStream(lambda listener: self._told(args, kwargs, listener))
+
+    def astream(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncProgramStream[R]:
+        """Start the program on the running event loop and give its events; see AsyncProgramStream."""
+        self._check_arguments(args, kwargs)
+        return AsyncProgramStream(lambda listener: self._told(args, kwargs, listener))
 
     def map(
         self,
@@ -246,11 +291,17 @@ class Program(Generic[P, R]):
         *,
         engine: RuntimeEngine | None = None,
         backend: Backend | None = None,
+        timeout_s: float | None = None,
+        token_budget: int | None = None,
+        retries: int | Retry | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Program[P, R]:
-        """Give the same program with its own engine (or backend) and sampling options.
+        """Give the same program with its own engine (or backend), limits and sampling options.
 
         Args:
+            timeout_s: seconds from the start of a run after which its calls fail with DeadlineExceeded.
+            token_budget: most tokens that all calls of a run may write together; then they raise BudgetExceeded.
+            retries: how often a call is sent again after an error on the way (remote runtimes only).
             sampling: for every gen that does not set the option itself.
         Raises:
             InvalidRequest: unknown option (names the nearest) or value out of range.
@@ -259,18 +310,26 @@ class Program(Generic[P, R]):
         if engine is not None and backend is not None:
             raise TypeError("give an engine or a backend, not both")
         chosen = EngineBackend(engine) if engine is not None else backend or self.backend
-        return replace(
-            self, backend=chosen, sampling={**self.sampling, **check_program_sampling({**sampling})}
+        limits = ProgramLimits(
+            self.limits.timeout_s if timeout_s is None else checked_timeout(timeout_s),
+            self.limits.token_budget if token_budget is None else checked_budget(token_budget),
+            self.limits.retry if retries is None else checked_retry(retries),
         )
+        options = {**self.sampling, **check_program_sampling({**sampling})}
+        return replace(self, backend=chosen, sampling=options, limits=limits)
 
-    async def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramResult[R]:
-        backend = self._chosen_backend()
-        run = ProgramRun(self.name, backend, sampling=self.sampling, clock=self.clock)
-        token = _enclosing.set(backend)
+    async def _told(self, args: Sequence[Any], kwargs: Mapping[str, Any], listener: Listener) -> None:
+        """Run the program and tell of everything, its result last."""
+        listener(ProgramDone(await self._run(args, kwargs, listener)))
+
+    async def _run(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], listener: Listener | None = None
+    ) -> ProgramResult[R]:
+        options = RunOptions(self.sampling, self.clock, self.limits, _enclosing.get(), listener)
+        run = ProgramRun(self.name, self._chosen_backend(), options)
+        token = _enclosing.set(run)
         try:
-            value = await self._body(State(run.root), args, kwargs)
-            for branch in run.branches:
-                await interpreter.settle(branch)
+            value = await self._within_deadline(run, args, kwargs)
         except Exception as mistake:
             self._add_notes(mistake, run)
             raise
@@ -289,14 +348,36 @@ class Program(Generic[P, R]):
             dict(replies(run.root)),
         )
 
-    async def _body(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
-        arguments = {**self.bound, **kwargs}
+    async def _within_deadline(self, run: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+        """Run the function and what it left running; after the deadline it has GRACE_S to handle its failed calls."""
+        left_s = run.deadline.left_s()
+        if left_s is None:
+            return await self._body(run, args, kwargs)
+        try:
+            async with asyncio.timeout(max(left_s, 0) + GRACE_S) as timer:
+                return await self._body(run, args, kwargs)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            late = DeadlineExceeded("the program's timeout_s is over")
+            raise ProgramError(
+                f'program "{self.name}" still ran {GRACE_S:g} s after its timeout_s', program=self.name
+            ) from (run.untold[0].cause if run.untold else late.with_traceback(error.__traceback__))
+
+    async def _body(self, run: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+        state, arguments = State(run.root), {**self.bound, **kwargs}
+        value: R
         if inspect.iscoroutinefunction(self.function):
-            return await self.function(state, *args, **arguments)  # type: ignore[no-any-return]
-        return await run_in_greenlet(lambda: self.function(state, *args, **arguments))
+            value = await self.function(state, *args, **arguments)
+        else:
+            value = await run_in_greenlet(lambda: self.function(state, *args, **arguments))
+        for branch in run.branches:
+            await interpreter.settle(branch)
+        return value
 
     def _chosen_backend(self) -> Backend:
-        backend = self.backend or _enclosing.get() or _DEFAULTS.backend
+        enclosing = _enclosing.get()
+        backend = self.backend or (enclosing.backend if enclosing else _DEFAULTS.backend)
         if backend is None:
             raise ProgramError(
                 f'program "{self.name}" has no engine: use {self.name}.with_options(engine=...) or set_default_engine(...)',
@@ -324,7 +405,7 @@ class Program(Generic[P, R]):
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
-            inspect.signature(self.function).bind(None, *args, **{**self.bound, **kwargs})
+            _signature(self.function).bind(None, *args, **{**self.bound, **kwargs})
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
 
@@ -340,6 +421,11 @@ class Program(Generic[P, R]):
             error.add_note(f'in program "{self.name}" ({where})')
         for failure in run.untold:
             error.add_note(f"unread: {failure.error()}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 class _ProgressBar(tqdm):  # type: ignore[type-arg]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from frontend_lang import interpreter
 from frontend_lang.backends import ProgramError
-from frontend_lang.branch import Branch, ProgramRun, Reply, Variable
+from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
 from frontend_lang.builders import nearest
-from frontend_lang.nodes import Expression, Fork, Gen, RoleBegin, RoleEnd, Select, flatten, located
+from frontend_lang.nodes import Call, Expression, Fork, Gen, RoleBegin, RoleEnd, Step, flatten
 from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
 from frontend_lang.trace import CallRecord
 from frontend_lang.waiting import can_wait, wait_for
 
+T = TypeVar("T")
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -39,21 +40,33 @@ class State:
             self._start()
         return self
 
-    def __getitem__(self, name: str) -> Any:
-        """Give the value of the last call named `name`.
+    @overload
+    def __getitem__(self, name: Call[T]) -> T: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+
+    def __getitem__(self, name: Key) -> Any:
+        """Give the value of the last call named `name`, or of this very call, with its type.
 
         Raises:
             ProgramError: no call has this name, or its value is missing because a call failed.
         """
         return self._reply(name).value
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._branch.variables
 
     def __repr__(self) -> str:
         return f"State({self._branch.run.program!r}, {self._branch.path!r})"
 
-    async def value(self, name: str) -> Any:
+    @overload
+    async def value(self, name: Call[T]) -> T: ...
+
+    @overload
+    async def value(self, name: str) -> Any: ...
+
+    async def value(self, name: Key) -> Any:
         """Wait for the value of `name`; raises like `state[name]`."""
         variable = _variable(self._branch, name)
         await asyncio.shield(variable)
@@ -90,11 +103,11 @@ class State:
         await interpreter.settle(self._branch)
         _raise_failure(self._branch)
 
-    def record(self, name: str) -> CallRecord:
+    def record(self, name: Key) -> CallRecord:
         """Give the record behind `name`: token counts, logprobs, finish reason."""
         return self._reply(name).record
 
-    def distribution(self, name: str) -> Mapping[str, float]:
+    def distribution(self, name: Key) -> Mapping[str, float]:
         """Give the probability of each choice of the select named `name`.
 
         Raises:
@@ -103,7 +116,9 @@ class State:
         distribution = self.record(name).distribution
         if distribution is None:
             raise ProgramError(
-                f'"{name}" is not a select', program=self._branch.run.program, location=statement_location()
+                f"{_shown(name)} is not a select",
+                program=self._branch.run.program,
+                location=statement_location(),
             )
         return distribution
 
@@ -133,7 +148,7 @@ class State:
             raise ValueError(f"fork takes a whole number of branches, at least 1, got {n!r}")
         self._branch.run.check_can_append()
         children = tuple(self._branch.child() for _ in range(n))
-        self._branch.append(Fork(children, statement_location()))
+        self._branch.append(Fork(children), statement_location())
         self._start()
         return Branches(children)
 
@@ -142,10 +157,10 @@ class State:
         if interpreter.start(self._branch) and can_wait():
             wait_for(asyncio.sleep(0))
 
-    def _reply(self, name: str) -> Reply:
+    def _reply(self, name: Key) -> Reply:
         variable = _variable(self._branch, name)
         if not variable.done():
-            self._check_can_wait(f'["{name}"]', f'value("{name}")')
+            self._check_can_wait(f"[{_shown(name)}]", f"value({_shown(name)})")
             wait_for(asyncio.wait([variable]))
         return _opened(self._branch.run, variable, name)
 
@@ -233,6 +248,8 @@ class Branches(Sequence[State]):
         return self._outcomes()
 
     def _outcomes(self) -> Outcomes[State]:
+        for branch in self._branches:
+            branch.close_scope()
         failures = [branch.failure for branch in self._branches]
         items: list[Outcome[State]] = [
             Ok(state) if failure is None else Err(failure.error())
@@ -279,29 +296,40 @@ def _append(branch: Branch, value: object) -> bool:
             )
         if isinstance(node, RoleBegin | RoleEnd):
             branch.open_role = node.role if isinstance(node, RoleBegin) else None
-        branch.append(located(node, location))
-    return any(isinstance(node, Gen | Select) for node in nodes)
+        if isinstance(node, Gen) and node.n > 1:
+            children = tuple(branch.child() for _ in range(node.n))
+            samples = tuple((child, child.declare(node)) for child in children)
+            branch.append_step(Step(node, location, branch.declare(node), samples, Branches(children)))
+        else:
+            branch.append(node, location)
+    return any(isinstance(node, Call) for node in nodes)
 
 
-def _variable(branch: Branch, name: str) -> Variable:
-    if name not in branch.variables:
-        location, known = statement_location(), branch.variables
+def _variable(branch: Branch, name: Key) -> Variable:
+    variable = branch.variables.get(name)
+    if variable is None:
+        location, known = statement_location(), [key for key in branch.variables if isinstance(key, str)]
+        hint = nearest(name, known) if isinstance(name, str) else ""
         raise ProgramError(
-            f'program "{branch.run.program}" has set no "{name}" (read at {location}).{nearest(str(name), known)}',
+            f'program "{branch.run.program}" has set no {_shown(name)} (read at {location}).{hint}',
             program=branch.run.program,
             location=location,
-            call=name,
+            call=name if isinstance(name, str) else name.name,
             prompt=branch.transcript.text,
         )
-    return branch.variables[name]
+    return variable
 
 
-def _opened(run: ProgramRun, variable: Variable, name: str) -> Reply:
+def _opened(run: ProgramRun, variable: Variable, name: Key) -> Reply:
     settled = variable.result()
     if isinstance(settled, Failure):
         run.tell(settled)
-        raise settled.error(reading=name)
+        raise settled.error(reading=name if isinstance(name, str) else name.name)
     return settled
+
+
+def _shown(name: Key) -> str:
+    return f'"{name}"' if isinstance(name, str) else name.label
 
 
 def _raise_failure(branch: Branch) -> None:
@@ -318,7 +346,7 @@ def statement_location() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def replies(branch: Branch) -> Iterator[tuple[str, Reply | Failure]]:
+def replies(branch: Branch) -> Iterator[tuple[Key, Reply | Failure]]:
     """Give the settled variables of a branch."""
     for name, variable in branch.variables.items():
         if variable.done():
