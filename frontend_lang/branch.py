@@ -162,6 +162,7 @@ class Branch:
         self.failure: Failure | None = None
         self.open_role: str | None = None  # as of the last node queued, not executed
         self.num_children = 0
+        self.num_calls = 0  # started
         self._scope_id: int | None = None
         run.branches.append(self)
 

@@ -15,6 +15,7 @@ from frontend_lang.backends import (
     InvalidRequest,
     OutputChunk,
     OutputCollector,
+    call_site,
 )
 from frontend_lang.branch import Branch, ProgramRun
 from frontend_lang.events import CallDone, TextDelta
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 
 class CallLog:
-    """Own the record of one call while it runs.
+    """Own the record of one call while it runs; its requests are known by the place it was made at.
 
     `fields` grows, then `close` or `fail` makes the record of it, once.
     """
@@ -35,14 +36,17 @@ class CallLog:
     def __init__(self, kind: str, step: Step, name: str | None, branch: Branch) -> None:
         self.run = branch.run
         self.started = self.run.clock()
+        self.index = self.run.num_calls_started
         self.fields: dict[str, Any] = {
-            "index": self.run.num_calls_started,
+            "index": self.index,
             "kind": kind,
             "name": name,
             "location": step.location,
             "branch": branch.path,
         }
         self.run.num_calls_started += 1
+        call_site.set(f"{self.run.program}:{branch.path}#{branch.num_calls}")
+        branch.num_calls += 1
         self.record: CallRecord | None = None
 
     def close(self, error: str | None = None) -> CallRecord:

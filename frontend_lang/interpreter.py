@@ -120,7 +120,9 @@ async def gen(node: Gen[Any], step: Step, branch: Branch, log: CallLog) -> Reply
     for index, (child, variable) in enumerate(step.samples):
         own = log if index == 0 else CallLog("gen", step, node.name, child)
         own.fields |= {"prompt_ids": prompt_ids, "usage": output.usage if index == 0 else Usage()}
-        own.fields |= child.transcript.add_sample(output.samples[index], sampling, healed)
+        own.fields |= child.transcript.add_sample(
+            output.samples[index], sampling, healed, own.index
+        )
         try:
             child.set(node.name, variable, Reply(value_of(node, own), own.close()))
         except ValueError as error:
@@ -129,7 +131,7 @@ async def gen(node: Gen[Any], step: Step, branch: Branch, log: CallLog) -> Reply
             run.untold.append(failure)
             variable.set_result(failure)
             child.fail(failure)
-    written = transcript.add_sample(output.samples[0], sampling, healed)
+    written = transcript.add_sample(output.samples[0], sampling, healed, log.index)
     if log.record is not None:
         return Reply(step.value, log.record)
     log.fields |= {**written, "usage": output.usage}
@@ -171,7 +173,7 @@ async def select(node: Select, branch: Branch, log: CallLog) -> Reply:
         ]
         usages += more
     best = winner(node.method, scored)
-    transcript.add_generated(sequences[best], node.choices[best])
+    transcript.add_generated(sequences[best], node.choices[best], call_index=log.index)
     if run.listener is not None:
         run.listener(TextDelta(branch.path, node.choices[best], node.name, is_generated=True))
     log.fields |= {

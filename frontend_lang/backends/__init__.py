@@ -8,7 +8,7 @@
 """
 
 from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
-from frontend_lang.backends.protocol import Backend, ScoredContinuation
+from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
 from frontend_lang.backends.values import (
     DeadlineExceeded,
     FinishReason,
@@ -47,4 +47,5 @@ __all__ = [
     "TextPiece",
     "TokenLogprob",
     "Usage",
+    "call_site",
 ]

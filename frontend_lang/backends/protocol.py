@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
 from frontend_lang.backends.values import GenerateRequest, GenerationOutput, OutputChunk, TextPiece, Usage
+
+# Where the calling program stands: "program:branch#call of that branch". Two calls that ask the same are told apart
+# by it when they are recorded and replayed.
+call_site: ContextVar[str] = ContextVar("call_site", default="")
 
 
 @dataclass(frozen=True, slots=True)
