@@ -12,7 +12,16 @@ result = answer.run(question="What is a radix tree?")
 print(result["answer"])
 """
 
-from frontend_lang.backends import Backend, EngineBackend, ProgramError, ScoredContinuation
+from frontend_lang.backends import (
+    Backend,
+    EngineBackend,
+    NotRecorded,
+    ProgramError,
+    Recording,
+    RecordingBackend,
+    ReplayBackend,
+    ScoredContinuation,
+)
 from frontend_lang.builders import assistant, control, gen, role, select, system, user
 from frontend_lang.events import CallDone, Event, ProgramDone, TextDelta, VariableSet
 from frontend_lang.limits import BudgetExceeded, Retry
@@ -46,6 +55,7 @@ __all__ = [
     "EngineBackend",
     "Err",
     "Event",
+    "NotRecorded",
     "Ok",
     "Outcome",
     "Outcomes",
@@ -54,6 +64,9 @@ __all__ = [
     "ProgramError",
     "ProgramResult",
     "ProgramStream",
+    "Recording",
+    "RecordingBackend",
+    "ReplayBackend",
     "Retry",
     "ScoredContinuation",
     "State",

@@ -5,10 +5,13 @@
 | `values` | radixrt's data types; with `engine` the only importer of radixrt |
 | `protocol` | `Backend`: what a program needs of a runtime |
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
+| `recording`, `replay` | `RecordingBackend` keeps what another one was asked and said; `ReplayBackend` answers from it |
 """
 
 from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
 from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
+from frontend_lang.backends.recording import RecordedCall, Recording, RecordingBackend
+from frontend_lang.backends.replay import NotRecorded, ReplayBackend
 from frontend_lang.backends.values import (
     DeadlineExceeded,
     FinishReason,
@@ -36,9 +39,14 @@ __all__ = [
     "GenerationOutput",
     "GrammarSpec",
     "InvalidRequest",
+    "NotRecorded",
     "OutputChunk",
     "OutputCollector",
     "ProgramError",
+    "RecordedCall",
+    "Recording",
+    "RecordingBackend",
+    "ReplayBackend",
     "RequestAborted",
     "RuntimeEngine",
     "Sample",

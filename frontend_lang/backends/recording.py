@@ -1,0 +1,296 @@
+"""Everything that a program and its runtime said to each other, as data that can be saved and answered from again.
+
+A recording holds two things: the tables of what was plain computation (texts encoded and decoded, the template around
+messages), and the calls in order of their start, each with its request and its answer or error. `ReplayBackend`
+(replay.py) answers from it without a model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
+from frontend_lang.backends.values import (
+    GenerateRequest,
+    GenerationOutput,
+    InvalidRequest,
+    OutputChunk,
+    OutputCollector,
+    RequestError,
+    TextPiece,
+)
+
+FORMAT: Literal["radixrt-run"] = "radixrt-run"
+VERSION: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedError:
+    """What ended a call.
+
+    Attributes:
+        kind: name of the exception's class.
+        parameter: of a RequestError.
+        is_transient: the runtime allowed the same call to be sent again.
+    """
+
+    kind: str
+    message: str
+    parameter: str | None = None
+    is_transient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One request to a runtime and what came of it.
+
+    Attributes:
+        site: where in the program it was made (protocol.call_site).
+        request: what was asked; of a scoring, its prefix and label.
+        continuations: of a scoring: the texts whose log-probabilities were asked for. Else empty.
+        chunks, chunk_s: what came, and when: seconds after the start of the call.
+        scores: of a scoring: one per continuation.
+        started_s, seconds: when it began, after the recording's start, and how long it took.
+        error: why there is no whole answer; a call that was cancelled has a CancelledError.
+    """
+
+    site: str
+    request: GenerateRequest
+    continuations: tuple[tuple[int, ...], ...] = ()
+    chunks: tuple[OutputChunk, ...] = ()
+    chunk_s: tuple[float, ...] = ()
+    scores: tuple[ScoredContinuation, ...] = ()
+    started_s: float = 0.0
+    seconds: float = 0.0
+    error: RecordedError | None = None
+
+    @property
+    def what(self) -> GenerateRequest:
+        """Give the request without what does not bear on the answer: scope, deadline, place in the queue."""
+        return replace(self.request, scope_id=None, timeout_s=None, priority=0, latency_class="latency")
+
+    @property
+    def first_chunk_s(self) -> float | None:
+        """Give the seconds until the first token; None when no token came."""
+        times = zip(self.chunks, self.chunk_s, strict=True)
+        return next((seconds for chunk, seconds in times if chunk.token_ids), None)
+
+
+Encoded = tuple[bool, tuple[TextPiece, ...], tuple[int, ...]]  # is_start, pieces -> ids
+Opened = tuple[tuple[tuple[str, str], ...], str, str, str]  # history, role -> prefix, suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a runtime was asked and what it answered.
+
+    Attributes:
+        encoded: (is_start, pieces, ids) of every text that was encoded.
+        decoded: (ids, text) of every run of ids that was decoded.
+        opened: (history, role, prefix, suffix) of every chat message that was begun.
+        calls: in order of start.
+    """
+
+    bos_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]
+    encoded: tuple[Encoded, ...] = ()
+    decoded: tuple[tuple[tuple[int, ...], str], ...] = ()
+    opened: tuple[Opened, ...] = ()
+    calls: tuple[RecordedCall, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON."""
+        RunFile(recording=self).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recording:
+        """Read what `save` wrote, here or in a trace.
+
+        Raises:
+            InvalidRequest: not such a file, or of another version.
+        """
+        return RunFile.load(path).recording
+
+
+class RunFile(BaseModel):
+    """A saved run: a recording, and what else a writer adds (`extra`: a trace). JSON, no pickle."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    format: Literal["radixrt-run"] = FORMAT
+    version: Literal[1] = VERSION
+    recording: Recording
+    extra: dict[str, Any] = {}
+
+    def save(self, path: str | Path) -> None:
+        """Write the file."""
+        Path(path).write_text(self.model_dump_json(exclude_defaults=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file; raises like `Recording.load`."""
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "/".join(str(part) for part in first["loc"])
+            raise InvalidRequest(
+                f"{path} is not a run saved by this version (format {FORMAT}, version {VERSION}): "
+                f"{where or 'file'}: {first['msg']}",
+                parameter="path",
+                value=str(path),
+            ) from error
+
+
+@dataclass(slots=True)
+class _Tables:
+    """Hold what a recording collects."""
+
+    encoded: dict[tuple[bool, tuple[TextPiece, ...]], tuple[int, ...]] = field(default_factory=dict)
+    decoded: dict[tuple[int, ...], str] = field(default_factory=dict)
+    opened: dict[tuple[tuple[tuple[str, str], ...], str], tuple[str, str]] = field(default_factory=dict)
+    calls: list[RecordedCall | None] = field(default_factory=list)  # None: still running
+
+
+class RecordingBackend:
+    """Pass every call on to another backend and keep what was said. Owns the recording.
+
+    Its answers are the other's own; a streamed call is recorded as far as it was read.
+    """
+
+    def __init__(self, backend: Backend, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._started = clock()
+        self._tables = _Tables()
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        return self._backend.bos_ids
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._backend.eos_ids
+
+    @property
+    def transient_errors(self) -> tuple[type[Exception], ...]:
+        return self._backend.transient_errors
+
+    @property
+    def recording(self) -> Recording:
+        """Give what was recorded so far; calls that still run are left out."""
+        tables = self._tables
+        return Recording(
+            bos_ids=self.bos_ids,
+            eos_ids=tuple(sorted(self.eos_ids)),
+            encoded=tuple((is_start, pieces, ids) for (is_start, pieces), ids in tables.encoded.items()),
+            decoded=tuple(tables.decoded.items()),
+            opened=tuple((history, role, *texts) for (history, role), texts in tables.opened.items()),
+            calls=tuple(call for call in tables.calls if call is not None),
+        )
+
+    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
+        token_ids = self._backend.encode(pieces, is_start=is_start)
+        self._tables.encoded[is_start, tuple(pieces)] = tuple(token_ids)
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = self._backend.decode(token_ids)
+        self._tables.decoded[tuple(token_ids)] = text
+        return text
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
+        texts = self._backend.open_role(history, role)
+        self._tables.opened[history_key(history), role] = texts
+        return texts
+
+    def open_scope(self) -> int | None:
+        return self._backend.open_scope()
+
+    def close_scope(self, scope_id: int) -> None:
+        self._backend.close_scope(scope_id)
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
+        began, place = self._clock(), self._begin()
+        chunks: list[OutputChunk] = []
+        chunk_s: list[float] = []
+        failure: BaseException | None = None
+        try:
+            async with aclosing(self._backend.stream(request)) as stream:
+                async for chunk in stream:
+                    chunks.append(chunk)
+                    chunk_s.append(self._clock() - began)
+                    yield chunk
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._end(
+                place,
+                RecordedCall(
+                    call_site.get(), request, chunks=tuple(chunks), chunk_s=tuple(chunk_s), started_s=began
+                ),
+                failure,
+            )
+
+    async def generate(self, request: GenerateRequest) -> GenerationOutput:
+        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n, clock=self._clock)
+        async with aclosing(self.stream(request)) as chunks:
+            async for chunk in chunks:
+                collector.add(chunk)
+        return collector.output()
+
+    async def score(
+        self,
+        prefix_ids: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        *,
+        label: str = "",
+        scope_id: int | None = None,
+    ) -> list[ScoredContinuation]:
+        began, place = self._clock(), self._begin()
+        scores: list[ScoredContinuation] = []
+        failure: BaseException | None = None
+        try:
+            scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            request = GenerateRequest(tuple(prefix_ids), label=label)
+            asked = tuple(tuple(ids) for ids in continuations)
+            call = RecordedCall(call_site.get(), request, asked, scores=tuple(scores), started_s=began)
+            self._end(place, call, failure)
+        return scores
+
+    def _begin(self) -> int:
+        self._tables.calls.append(None)
+        return len(self._tables.calls) - 1
+
+    def _end(self, place: int, call: RecordedCall, failure: BaseException | None) -> None:
+        error = None if failure is None else recorded_error(failure, self.transient_errors)
+        self._tables.calls[place] = replace(
+            call,
+            started_s=call.started_s - self._started,
+            seconds=self._clock() - call.started_s,
+            error=error,
+        )
+
+
+def recorded_error(error: BaseException, transient: tuple[type[Exception], ...]) -> RecordedError:
+    """Describe an error as data. Pure."""
+    kind = "CancelledError" if isinstance(error, GeneratorExit) else type(error).__name__
+    parameter = error.parameter if isinstance(error, RequestError) else None
+    return RecordedError(kind, str(error), parameter, isinstance(error, transient))
+
+
+def history_key(history: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Give a chat's messages as something that can be looked up. Pure."""
+    return tuple((message["role"], message["content"]) for message in history)
