@@ -5,12 +5,15 @@
 | `values` | radixrt's data types; with `engine` the only importer of radixrt |
 | `protocol` | `Backend`: what a program needs of a runtime |
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
+| `openai`, `chat_text`, `chat_answer`, `remote` | `OpenAIBackend`: any server that speaks the OpenAI chat protocol |
 | `recording`, `replay` | `RecordingBackend` keeps what another one was asked and said; `ReplayBackend` answers from it |
 """
 
 from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
+from frontend_lang.backends.openai import OpenAIBackend
 from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
 from frontend_lang.backends.recording import RecordedCall, Recording, RecordingBackend
+from frontend_lang.backends.remote import RemoteError, RemoteUnavailable
 from frontend_lang.backends.replay import NotRecorded, ReplayBackend
 from frontend_lang.backends.values import (
     DeadlineExceeded,
@@ -40,12 +43,15 @@ __all__ = [
     "GrammarSpec",
     "InvalidRequest",
     "NotRecorded",
+    "OpenAIBackend",
     "OutputChunk",
     "OutputCollector",
     "ProgramError",
     "RecordedCall",
     "Recording",
     "RecordingBackend",
+    "RemoteError",
+    "RemoteUnavailable",
     "ReplayBackend",
     "RequestAborted",
     "RuntimeEngine",
