@@ -8,11 +8,11 @@ messages), and the calls in order of their start, each with its request and its 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,7 +22,6 @@ from frontend_lang.backends.values import (
     GenerationOutput,
     InvalidRequest,
     OutputChunk,
-    OutputCollector,
     RequestError,
     TextPiece,
 )
@@ -58,6 +57,7 @@ class RecordedCall:
         chunks, chunk_s: what came, and when: seconds after the start of the call.
         scores: of a scoring: one per continuation.
         started_s, seconds: when it began, after the recording's start, and how long it took.
+        first_token_s: seconds from the start to the first token, where somebody looked.
         error: why there is no whole answer; a call that was cancelled has a CancelledError.
     """
 
@@ -69,18 +69,13 @@ class RecordedCall:
     scores: tuple[ScoredContinuation, ...] = ()
     started_s: float = 0.0
     seconds: float = 0.0
+    first_token_s: float | None = None
     error: RecordedError | None = None
 
     @property
     def what(self) -> GenerateRequest:
         """Give the request without what does not bear on the answer: scope, deadline, place in the queue."""
         return replace(self.request, scope_id=None, timeout_s=None, priority=0, latency_class="latency")
-
-    @property
-    def first_chunk_s(self) -> float | None:
-        """Give the seconds until the first token; None when no token came."""
-        times = zip(self.chunks, self.chunk_s, strict=True)
-        return next((seconds for chunk, seconds in times if chunk.token_ids), None)
 
 
 Encoded = tuple[bool, tuple[TextPiece, ...], tuple[int, ...]]  # is_start, pieces -> ids
@@ -120,18 +115,17 @@ class Recording:
 
 
 class RunFile(BaseModel):
-    """A saved run: a recording, and what else a writer adds (`extra`: a trace). JSON, no pickle."""
+    """A saved run: a recording, and beside it what other writers add (a trace). JSON, no pickle."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
     format: Literal["radixrt-run"] = FORMAT
     version: Literal[1] = VERSION
     recording: Recording
-    extra: dict[str, Any] = {}
 
     def save(self, path: str | Path) -> None:
         """Write the file."""
-        Path(path).write_text(self.model_dump_json(exclude_defaults=False), encoding="utf-8")
+        Path(path).write_text(self.model_dump_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -150,26 +144,36 @@ class RunFile(BaseModel):
 
 
 @dataclass(slots=True)
-class _Tables:
-    """Hold what a recording collects."""
+class _Heard:
+    """Hold one call as it was heard; it becomes a RecordedCall when somebody asks."""
 
-    encoded: dict[tuple[bool, tuple[TextPiece, ...]], tuple[int, ...]] = field(default_factory=dict)
-    decoded: dict[tuple[int, ...], str] = field(default_factory=dict)
-    opened: dict[tuple[tuple[tuple[str, str], ...], str], tuple[str, str]] = field(default_factory=dict)
-    calls: list[RecordedCall | None] = field(default_factory=list)  # None: still running
+    site: str
+    request: GenerateRequest
+    began: float
+    continuations: tuple[tuple[int, ...], ...] = ()
+    ended: float | None = None
+    chunks: list[OutputChunk] = field(default_factory=list)
+    chunk_s: list[float] = field(default_factory=list)
+    output: GenerationOutput | None = None
+    scores: list[ScoredContinuation] = field(default_factory=list)
+    failure: RecordedError | None = None
 
 
 class RecordingBackend:
     """Pass every call on to another backend and keep what was said. Owns the recording.
 
-    Its answers are the other's own; a streamed call is recorded as far as it was read.
+    Its answers are the other's own; a streamed call is recorded as far as it was read. Listening costs little: what
+    was heard becomes a `Recording` only when it is asked for.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._backend = backend
         self._clock = clock
         self._started = clock()
-        self._tables = _Tables()
+        self._encoded: list[tuple[bool, tuple[TextPiece, ...], list[int]]] = []
+        self._decoded: list[tuple[tuple[int, ...], str]] = []
+        self._opened: list[tuple[tuple[tuple[str, str], ...], str, tuple[str, str]]] = []
+        self._calls: list[_Heard] = []
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -186,29 +190,30 @@ class RecordingBackend:
     @property
     def recording(self) -> Recording:
         """Give what was recorded so far; calls that still run are left out."""
-        tables = self._tables
+        encoded = {(is_start, pieces): tuple(ids) for is_start, pieces, ids in self._encoded}
+        opened = {(history, role): texts for history, role, texts in self._opened}
         return Recording(
             bos_ids=self.bos_ids,
             eos_ids=tuple(sorted(self.eos_ids)),
-            encoded=tuple((is_start, pieces, ids) for (is_start, pieces), ids in tables.encoded.items()),
-            decoded=tuple(tables.decoded.items()),
-            opened=tuple((history, role, *texts) for (history, role), texts in tables.opened.items()),
-            calls=tuple(call for call in tables.calls if call is not None),
+            encoded=tuple((is_start, pieces, ids) for (is_start, pieces), ids in encoded.items()),
+            decoded=tuple(dict(self._decoded).items()),
+            opened=tuple((history, role, *texts) for (history, role), texts in opened.items()),
+            calls=tuple(self._recorded(call) for call in self._calls if call.ended is not None),
         )
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         token_ids = self._backend.encode(pieces, is_start=is_start)
-        self._tables.encoded[is_start, tuple(pieces)] = tuple(token_ids)
+        self._encoded.append((is_start, tuple(pieces), list(token_ids)))
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text = self._backend.decode(token_ids)
-        self._tables.decoded[tuple(token_ids)] = text
+        self._decoded.append((tuple(token_ids), text))
         return text
 
     def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
         texts = self._backend.open_role(history, role)
-        self._tables.opened[history_key(history), role] = texts
+        self._opened.append((history_key(history), role, texts))
         return texts
 
     def open_scope(self) -> int | None:
@@ -218,34 +223,17 @@ class RecordingBackend:
         self._backend.close_scope(scope_id)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
-        began, place = self._clock(), self._begin()
-        chunks: list[OutputChunk] = []
-        chunk_s: list[float] = []
-        failure: BaseException | None = None
-        try:
+        with self._hearing(request) as call:
             async with aclosing(self._backend.stream(request)) as stream:
                 async for chunk in stream:
-                    chunks.append(chunk)
-                    chunk_s.append(self._clock() - began)
+                    call.chunks.append(chunk)
+                    call.chunk_s.append(self._clock() - call.began)
                     yield chunk
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            self._end(
-                place,
-                RecordedCall(
-                    call_site.get(), request, chunks=tuple(chunks), chunk_s=tuple(chunk_s), started_s=began
-                ),
-                failure,
-            )
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n, clock=self._clock)
-        async with aclosing(self.stream(request)) as chunks:
-            async for chunk in chunks:
-                collector.add(chunk)
-        return collector.output()
+        with self._hearing(request) as call:
+            call.output = await self._backend.generate(request)
+            return call.output
 
     async def score(
         self,
@@ -255,33 +243,62 @@ class RecordingBackend:
         label: str = "",
         scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
-        began, place = self._clock(), self._begin()
-        scores: list[ScoredContinuation] = []
-        failure: BaseException | None = None
+        asked = tuple(tuple(ids) for ids in continuations)
+        with self._hearing(GenerateRequest(tuple(prefix_ids), label=label), asked) as call:
+            call.scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
+            return call.scores
+
+    @contextmanager
+    def _hearing(
+        self, request: GenerateRequest, continuations: tuple[tuple[int, ...], ...] = ()
+    ) -> Iterator[_Heard]:
+        call = _Heard(call_site.get(), request, self._clock(), continuations)
+        self._calls.append(call)
         try:
-            scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
+            yield call
         except BaseException as error:
-            failure = error
+            call.failure = recorded_error(error, self.transient_errors)
             raise
         finally:
-            request = GenerateRequest(tuple(prefix_ids), label=label)
-            asked = tuple(tuple(ids) for ids in continuations)
-            call = RecordedCall(call_site.get(), request, asked, scores=tuple(scores), started_s=began)
-            self._end(place, call, failure)
-        return scores
+            call.ended = self._clock()
 
-    def _begin(self) -> int:
-        self._tables.calls.append(None)
-        return len(self._tables.calls) - 1
-
-    def _end(self, place: int, call: RecordedCall, failure: BaseException | None) -> None:
-        error = None if failure is None else recorded_error(failure, self.transient_errors)
-        self._tables.calls[place] = replace(
-            call,
-            started_s=call.started_s - self._started,
-            seconds=self._clock() - call.started_s,
-            error=error,
+    def _recorded(self, call: _Heard) -> RecordedCall:
+        assert call.ended is not None
+        chunks, chunk_s = tuple(call.chunks), tuple(call.chunk_s)
+        first_token_s = next((at for chunk, at in zip(chunks, chunk_s, strict=True) if chunk.token_ids), None)
+        if call.output is not None:
+            chunks, chunk_s = _chunks(call.output, call.ended - call.began)
+            first_token_s = call.output.first_token_s
+        return RecordedCall(
+            site=call.site,
+            request=call.request,
+            continuations=call.continuations,
+            chunks=chunks,
+            chunk_s=chunk_s,
+            scores=tuple(call.scores),
+            started_s=call.began - self._started,
+            seconds=call.ended - call.began,
+            first_token_s=first_token_s,
+            error=call.failure,
         )
+
+
+def _chunks(output: GenerationOutput, seconds: float) -> tuple[tuple[OutputChunk, ...], tuple[float, ...]]:
+    """Give an output that came as a whole as one chunk per sample. Pure."""
+    last = len(output.samples) - 1
+    chunks = tuple(
+        OutputChunk(
+            index,
+            sample.text,
+            sample.token_ids,
+            sample.finish_reason,
+            sample.logprobs,
+            prompt_logprobs=output.prompt_logprobs if index == 0 else (),
+            usage=output.usage if index == last else None,
+        )
+        for index, sample in enumerate(output.samples)
+    )
+    return chunks, (seconds,) * len(chunks)
 
 
 def recorded_error(error: BaseException, transient: tuple[type[Exception], ...]) -> RecordedError:
