@@ -120,9 +120,7 @@ async def gen(node: Gen[Any], step: Step, branch: Branch, log: CallLog) -> Reply
     for index, (child, variable) in enumerate(step.samples):
         own = log if index == 0 else CallLog("gen", step, node.name, child)
         own.fields |= {"prompt_ids": prompt_ids, "usage": output.usage if index == 0 else Usage()}
-        own.fields |= child.transcript.add_sample(
-            output.samples[index], sampling, healed, own.index
-        )
+        own.fields |= child.transcript.add_sample(output.samples[index], sampling, healed, own.index)
         try:
             child.set(node.name, variable, Reply(value_of(node, own), own.close()))
         except ValueError as error:

@@ -202,7 +202,10 @@ class Transcript:
         return other
 
     def _message(self, role: str) -> dict[str, str]:
-        return {"role": role, "content": "".join(segment.text for segment in self._segments[self._role_start :])}
+        return {
+            "role": role,
+            "content": "".join(segment.text for segment in self._segments[self._role_start :]),
+        }
 
     def _within(self, token_ids: Sequence[int], text: str) -> Sequence[int]:
         """Give the most leading ids whose text is a start of `text`."""
