@@ -82,6 +82,16 @@ class ConstraintOptions(GenOptions, total=False):
     grammar: str | GrammarSpec | None
 
 
+class SelectOptions(TypedDict, total=False):
+    """The options of `select`, which says what each means."""
+
+    method: Method
+    choices_method: Method | None
+    temperature: float
+    timeout_s: float | None
+    retries: int | Retry | None
+
+
 _OTHER_NAMES = {"dtype": "type", "json_schema": "schema"}  # what programs written for SGLang call them
 _GEN_OPTIONS = (
     "max_tokens",

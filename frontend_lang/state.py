@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from frontend_lang import interpreter
+from frontend_lang import builders, interpreter
 from frontend_lang.backends import ProgramError
 from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
-from frontend_lang.builders import nearest
+from frontend_lang.builders import ConstraintOptions, GenOptions, SelectOptions, nearest
 from frontend_lang.nodes import Call, Expression, Fork, Gen, RoleBegin, RoleEnd, Step, flatten
 from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
 from frontend_lang.trace import CallRecord
@@ -121,6 +121,75 @@ class State:
                 location=statement_location(),
             )
         return distribution
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        n: int,
+        **options: Unpack[ConstraintOptions],
+    ) -> Branches: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        schema: type[T],
+        **options: Unpack[GenOptions],
+    ) -> T: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        type: type[T],
+        **options: Unpack[GenOptions],
+    ) -> T: ...
+
+    @overload
+    def gen(
+        self, name: str | None = ..., max_tokens: int | None = ..., **options: Unpack[ConstraintOptions]
+    ) -> str: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        schema: Any,
+        **options: Unpack[GenOptions],
+    ) -> Any: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        type: Any,
+        **options: Unpack[GenOptions],
+    ) -> Any: ...
+
+    def gen(self, name: str | None = None, max_tokens: int | None = None, **options: Any) -> Any:
+        """Append `gen(...)` and wait for its value: `person = state.gen("person", schema=Person)` is a Person."""
+        return self._now(builders.gen(name, max_tokens, **options))
+
+    def select(
+        self, name: str | None = None, choices: Sequence[str] = (), **options: Unpack[SelectOptions]
+    ) -> str:
+        """Append `select(...)` and wait for the winner."""
+        return self._now(builders.select(name, choices, **options))
+
+    def _now(self, call: Call[T]) -> T:
+        self += call
+        return self[call]
 
     def role(self, name: str) -> _RoleBlock:
         """Make `with state.role("tool"): ...`: what is appended inside is one chat message."""

@@ -14,11 +14,14 @@ import itertools
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from frontend_lang.branch import Listener
 from frontend_lang.events import Event, ProgramDone, TextDelta, VariableSet
 from frontend_lang.waiting import can_wait, wait_for
+
+if TYPE_CHECKING:
+    from frontend_lang.program import ProgramResult
 
 R = TypeVar("R")
 Start = Callable[[Listener], Coroutine[Any, Any, Any]]  # runs a program to its result
@@ -117,7 +120,7 @@ class _History(Generic[R]):
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.error: BaseException | None = None
-        self.result: Any = None
+        self.result: ProgramResult[R] | None = None
         self.is_over = False
 
     def add(self, item: Item) -> None:
@@ -132,6 +135,12 @@ class _History(Generic[R]):
         """Raise what ended the program, if it did not end well."""
         if self.error is not None:
             raise self.error
+
+    def final(self) -> ProgramResult[R]:
+        """Give the result of a program that is over; raises what ended it otherwise."""
+        self.check()
+        assert self.result is not None
+        return self.result
 
     def texts(self, event: Event | None, name: str | None) -> tuple[str, bool]:
         """Give what an event adds to the root's text, or to one variable of it, and whether nothing follows. Pure."""
@@ -207,12 +216,11 @@ class ProgramStream(Generic[R]):
             self._source.cancel()
             raise
 
-    def result(self) -> Any:
+    def result(self) -> ProgramResult[R]:
         """Wait for the program's end and give its result; raises what `run` would."""
         while not self._history.is_over:
             self._event(len(self._history.events))
-        self._history.check()
-        return self._history.result
+        return self._history.final()
 
     def __getitem__(self, name: str) -> Any:
         """Wait for the program's end and give a value."""
@@ -220,13 +228,11 @@ class ProgramStream(Generic[R]):
 
     def text(self) -> str:
         """Wait for the program's end and give the transcript as text."""
-        text: str = self.result().text()
-        return text
+        return self.result().text()
 
     def messages(self) -> list[dict[str, str]]:
         """Wait for the program's end and give the chat messages."""
-        messages: list[dict[str, str]] = self.result().messages()
-        return messages
+        return self.result().messages()
 
     def sync(self) -> None:
         """Wait for the program's end; raises what `run` would."""
@@ -305,12 +311,11 @@ class AsyncProgramStream(Generic[R]):
             self._source.cancel()
             raise
 
-    async def result(self) -> Any:
+    async def result(self) -> ProgramResult[R]:
         """Wait for the program's end and give its result; raises what `arun` would."""
         while not self._history.is_over:
             await self._event(len(self._history.events))
-        self._history.check()
-        return self._history.result
+        return self._history.final()
 
     async def aclose(self) -> None:
         """Cancel the program and wait until nothing of it runs; fine when it has ended."""

@@ -238,7 +238,7 @@ def test_bad_options_are_refused_where_they_are_written():
         gen("x", n=0)
     with pytest.raises(InvalidRequest, match="one constraint, got regex and choices"):
         gen("x", regex="a", choices=["a"])
-    with pytest.raises(InvalidRequest, match="Pydantic model, TypedDict, dataclass .* or a JSON Schema"):
+    with pytest.raises(InvalidRequest, match=r"Pydantic model, TypedDict, dataclass .* or a JSON Schema"):
         gen("x", schema=5)
     with pytest.raises(InvalidRequest, match="must be Lark text or a GrammarSpec"):
         gen("x", grammar=5)

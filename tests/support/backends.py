@@ -111,7 +111,26 @@ class ScriptedBackend:
                 )
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
+        """Answer; with n > 1 each sample is the next answer of the script."""
         index = await self._work(request)
+        samples = [self._sample(request, index)]
+        for _ in range(request.sampling.n - 1):
+            self.requests.append(request)
+            samples.append(self._sample(request, self._count()))
+        num_output = sum(len(sample.token_ids) for sample in samples)
+        usage = Usage(
+            prompt_tokens=len(request.prompt_ids),
+            cached_tokens=len(request.prompt_ids) - 1,
+            computed_tokens=num_output,
+            output_tokens=num_output,
+        )
+        return GenerationOutput(request.prompt_ids, tuple(samples), usage)
+
+    def _count(self) -> int:
+        self.num_calls += 1
+        return self.num_calls - 1
+
+    def _sample(self, request: GenerateRequest, index: int) -> Sample:
         answer = self.script
         prompt = self.decode(request.prompt_ids)
         text = answer(request, prompt) if callable(answer) else answer[min(index, len(answer) - 1)]
@@ -126,13 +145,7 @@ class ScriptedBackend:
             shown = self.decode(token_ids)
         elif self.ends_with_eos and not is_cut:
             token_ids = [*token_ids, EOS]
-        usage = Usage(
-            prompt_tokens=len(request.prompt_ids),
-            cached_tokens=len(request.prompt_ids) - 1,
-            computed_tokens=len(token_ids),
-            output_tokens=len(token_ids),
-        )
-        return GenerationOutput(request.prompt_ids, (Sample(shown, tuple(token_ids), reason),), usage)
+        return Sample(shown, tuple(token_ids), reason)
 
     async def score(
         self,
@@ -152,8 +165,7 @@ class ScriptedBackend:
         ]
 
     async def _work(self, request: GenerateRequest) -> int:
-        index = self.num_calls
-        self.num_calls += 1
+        index = self._count()
         self.requests.append(request)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
