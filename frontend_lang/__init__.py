@@ -32,12 +32,12 @@ from frontend_lang.nodes import Call
 from frontend_lang.outcome import Err, Ok, Outcome, Outcomes
 from frontend_lang.program import (
     Program,
-    ProgramResult,
     function,
     program,
     set_default_backend,
     set_default_engine,
 )
+from frontend_lang.result import ProgramResult
 from frontend_lang.selection import (
     greedy_token_selection,
     token_length_normalized,

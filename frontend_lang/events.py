@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from frontend_lang.program import ProgramResult
+    from frontend_lang.result import ProgramResult
     from frontend_lang.trace import CallRecord
 
 R_co = TypeVar("R_co", covariant=True)

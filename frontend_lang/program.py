@@ -23,10 +23,9 @@ from frontend_lang.backends import (
     EngineBackend,
     ProgramError,
     RuntimeEngine,
-    Usage,
 )
-from frontend_lang.branch import Key, Listener, ProgramRun, Reply, RunOptions
-from frontend_lang.builders import SamplingOptions, check_program_sampling, nearest
+from frontend_lang.branch import Listener, ProgramRun, RunOptions
+from frontend_lang.builders import SamplingOptions, check_program_sampling
 from frontend_lang.events import ProgramDone
 from frontend_lang.limits import (
     GRACE_S,
@@ -36,18 +35,14 @@ from frontend_lang.limits import (
     checked_retry,
     checked_timeout,
 )
-from frontend_lang.nodes import Call
-from frontend_lang.outcome import Err, Failure, Ok, Outcome
+from frontend_lang.outcome import Err, Ok, Outcome
+from frontend_lang.result import ProgramResult
 from frontend_lang.state import State, replies
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
-from frontend_lang.trace import CallRecord, table, total_usage
-from frontend_lang.transcript import Transcript
 from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in_greenlet, wait_for
 
 P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
-T = TypeVar("T")
 
 DEFAULT_MAX_CONCURRENCY = 64
 
@@ -73,84 +68,6 @@ def set_default_engine(engine: RuntimeEngine | None) -> None:
 def set_default_backend(backend: Backend | None) -> None:
     """Use a backend for every program that names none; None takes it back."""
     _DEFAULTS.backend = backend
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramResult(Generic[R_co]):
-    """What one run of a program left: `result["x"]`, `result.text()`, and what it cost.
-
-    Attributes:
-        program: name of the program.
-        value: what the function returned.
-        calls: every gen and select of all branches, in order of start.
-    """
-
-    program: str
-    value: R_co
-    calls: tuple[CallRecord, ...]
-    _transcript: Transcript = field(repr=False)
-    _variables: Mapping[Key, Reply | Failure] = field(repr=False)
-
-    @overload
-    def __getitem__(self, name: Call[T]) -> T: ...
-
-    @overload
-    def __getitem__(self, name: str) -> Any: ...
-
-    def __getitem__(self, name: Key) -> Any:
-        """Give the value of the last call named `name`, or of this very call; raises ProgramError when it has none."""
-        return self._reply(name).value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._variables
-
-    def record(self, name: Key) -> CallRecord:
-        """Give the record behind `name`: token counts, logprobs, the distribution of a select."""
-        return self._reply(name).record
-
-    def _reply(self, name: Key) -> Reply:
-        settled = self._variables.get(name)
-        if settled is None:
-            shown = name.label if isinstance(name, Call) else f'"{name}"'
-            hint = "" if isinstance(name, Call) else nearest(str(name), self.variables)
-            raise ProgramError(
-                f'program "{self.program}" has set no {shown}.{hint}',
-                program=self.program,
-                call=name.name if isinstance(name, Call) else name,
-            )
-        if isinstance(settled, Failure):
-            raise settled.error(reading=name.name if isinstance(name, Call) else name)
-        return settled
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Give the variables that have a value, by name."""
-        return {
-            name: settled.value
-            for name, settled in self._variables.items()
-            if isinstance(settled, Reply) and isinstance(name, str)
-        }
-
-    @property
-    def usage(self) -> Usage:
-        """Give the sum over all calls."""
-        return total_usage([call.usage for call in self.calls])
-
-    def text(self) -> str:
-        """Give the transcript as text."""
-        return self._transcript.text
-
-    def messages(self) -> list[dict[str, str]]:
-        """Give the chat messages as dicts of "role" and "content"."""
-        return self._transcript.messages
-
-    def token_ids(self) -> tuple[int, ...]:
-        """Give the transcript as token ids."""
-        return self._transcript.token_ids()
-
-    def table(self) -> str:
-        """Give a plain-text table of the calls: prompt, cached, computed, forced and output tokens."""
-        return table(self.calls)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from frontend_lang.events import Event, ProgramDone, TextDelta, VariableSet
 from frontend_lang.waiting import can_wait, wait_for
 
 if TYPE_CHECKING:
-    from frontend_lang.program import ProgramResult
+    from frontend_lang.result import ProgramResult
 
 R = TypeVar("R")
 Start = Callable[[Listener], Coroutine[Any, Any, Any]]  # runs a program to its result
