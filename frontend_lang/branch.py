@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from frontend_lang.backends import Backend, GrammarSpec, ProgramError, RequestAborted, SamplingParams
 from frontend_lang.events import Event, VariableSet
 from frontend_lang.limits import Deadline, ProgramLimits, TokenBudget
-from frontend_lang.nodes import Call, Fork, Gen, Node, Step
+from frontend_lang.nodes import Call, Fork, Gen, Mark, Node, Step
 from frontend_lang.outcome import Failure
 from frontend_lang.selection import ScoredChoice
 from frontend_lang.trace import CallRecord
@@ -21,10 +21,10 @@ from frontend_lang.waiting import cancel_all
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The value of a call and its record; `choices` are the scores of a select."""
+    """The value of a variable, the record of the call that set it, and for a select the scores of its choices."""
 
     value: Any
-    record: CallRecord
+    record: CallRecord | None = None
     choices: tuple[ScoredChoice, ...] = ()
 
 
@@ -163,6 +163,9 @@ class Branch:
         self.open_role: str | None = None  # as of the last node queued, not executed
         self.num_children = 0
         self.num_calls = 0  # started
+        self.own_names: set[str] = set()  # set by calls of this branch
+        self.gathered_names: set[str] = set()  # set by joins of its children
+        self.marks: dict[Mark, int] = {}
         self._scope_id: int | None = None
         run.branches.append(self)
 
@@ -192,7 +195,23 @@ class Branch:
         self.variables[node] = variable
         if node.name is not None:
             self.variables[node.name] = variable
+            self.own_names.add(node.name)
         return variable
+
+    def gather(self, children: Sequence[Branch]) -> None:
+        """Make lists of the variables that all children set, in their order; what this branch set itself stays.
+
+        A child without a value makes its failure the variable's.
+        """
+        shared = set.intersection(*(child.own_names | child.gathered_names for child in children))
+        shared -= self.own_names
+        self.gathered_names |= shared
+        for name in shared:
+            settled = [child.variables[name].result() for child in children]
+            failures = [item for item in settled if isinstance(item, Failure)]
+            values = [item.value for item in settled if isinstance(item, Reply)]
+            self.variables[name] = self.run.loop.create_future()
+            self.variables[name].set_result(failures[0] if failures else Reply(values))
 
     def set(self, name: str | None, variable: Variable, reply: Reply) -> None:
         """Give a variable its value."""

@@ -19,7 +19,7 @@ from frontend_lang.backends import (
 from frontend_lang.branch import Branch, Reply
 from frontend_lang.calling import CallLog, Teller, send, within
 from frontend_lang.events import TextDelta
-from frontend_lang.nodes import Call, Fork, Gen, RoleBegin, RoleEnd, Select, Step, Text
+from frontend_lang.nodes import Call, Capture, Fork, Gen, Mark, RoleBegin, RoleEnd, Select, Step, Text
 from frontend_lang.selection import ScoredChoice, covering, distribution, leaves, winner
 from frontend_lang.trace import total_usage
 from frontend_lang.transcript import NOT_HEALED
@@ -81,6 +81,10 @@ async def execute(step: Step, branch: Branch) -> Reply | None:
             transcript.close_role()
         case Fork():
             fork(node.branches, branch)
+        case Mark():
+            branch.marks[node] = num_texts
+        case Capture():
+            return Reply(transcript.text_since(branch.marks[node.mark]))
         case Gen() | Select():
             return await call(node, step, branch)
     if branch.run.listener is not None and (text := transcript.text_since(num_texts)):

@@ -120,6 +120,27 @@ class Select(Call[str]):
     limits: CallLimits
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """The place where a Capture begins."""
+
+    @property
+    def label(self) -> str:
+        return "var_scope(...)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture(Call[str]):
+    """The text since a mark, as a variable."""
+
+    name: str
+    mark: Mark
+
+    @property
+    def label(self) -> str:
+        return f'var_scope("{self.name}")'
+
+
 @dataclass(frozen=True, slots=True)
 class Fork:
     """The point where branches part: each starts with a copy of the transcript up to here."""
@@ -138,7 +159,7 @@ class Block(Expression):
     nodes: tuple[Node, ...]
 
 
-Node = Text | RoleBegin | RoleEnd | Gen[Any] | Select
+Node = Text | RoleBegin | RoleEnd | Gen[Any] | Select | Mark | Capture
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from tqdm import tqdm
 
 from frontend_lang import interpreter
+from frontend_lang.aliases import RUN_OPTIONS, options_in
 from frontend_lang.backends import (
     Backend,
     DeadlineExceeded,
@@ -118,28 +119,38 @@ class Program(Generic[P, R]):
     def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
         """Run the program to its end.
 
+        Keyword arguments that the function does not take are options where they are known: `backend`, sampling
+        options (`temperature=0`), and `stream=True`, which gives what `stream` gives.
         Raises:
             ProgramError: a call failed and the program did not handle it.
             Exception: whatever the function raises, with a note that names the program and line.
             TypeError: the arguments do not fit the function.
         """
-        self._check_arguments(args, kwargs)
-        return block_on(lambda: self._run(args, kwargs))
+        program, arguments, is_stream = self._familiar(kwargs)
+        if is_stream:
+            return program.stream(*args, **arguments)  # type: ignore[return-value]
+        program._check_arguments(args, arguments)
+        return block_on(lambda: program._run(args, arguments))
 
     async def arun(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
         """Run the program on the caller's event loop; raises like `run`."""
-        self._check_arguments(args, kwargs)
-        return await self._run(args, kwargs)
+        program, arguments, is_stream = self._familiar(kwargs)
+        if is_stream:
+            raise TypeError(f"{self.name}: to stream on an event loop use {self.name}.astream(...)")
+        program._check_arguments(args, arguments)
+        return await program._run(args, arguments)
 
     def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramStream[R]:
         """Start the program and give its events as they happen; see ProgramStream."""
-        self._check_arguments(args, kwargs)
-        return ProgramStream(lambda listener: self._told(args, kwargs, listener))
+        program, arguments, _ = self._familiar(kwargs)
+        program._check_arguments(args, arguments)
+        return ProgramStream(lambda listener: program._told(args, arguments, listener))
 
     def astream(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncProgramStream[R]:
         """Start the program on the running event loop and give its events; see AsyncProgramStream."""
-        self._check_arguments(args, kwargs)
-        return AsyncProgramStream(lambda listener: self._told(args, kwargs, listener))
+        program, arguments, _ = self._familiar(kwargs)
+        program._check_arguments(args, arguments)
+        return AsyncProgramStream(lambda listener: program._told(args, arguments, listener))
 
     def map(
         self,
@@ -165,7 +176,35 @@ class Program(Generic[P, R]):
             lambda: self.amap(items, max_concurrency=max_concurrency, fail_fast=fail_fast, progress=progress)
         )
 
-    run_batch = map
+    def run_batch(
+        self,
+        items: Iterable[Mapping[str, Any] | tuple[Any, ...]],
+        *,
+        max_concurrency: int | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        fail_fast: bool = False,
+        progress: bool | None = None,
+        progress_bar: bool | None = None,
+        **options: Any,
+    ) -> list[Outcome[ProgramResult[R]]]:
+        """Do `map` under the names that programs written for SGLang use.
+
+        Args:
+            num_threads: another name for max_concurrency ("auto" = its default); no thread is started.
+            progress_bar: another name for progress.
+            options: `backend` and sampling options for all items.
+        """
+        unknown = options.keys() - RUN_OPTIONS | {"stream"} & options.keys()
+        if unknown:
+            raise TypeError(f"{self.name}.run_batch has no option {min(unknown)!r}")
+        program, _ = self._with_familiar(options)
+        limit = max_concurrency if max_concurrency is not None else num_threads
+        return program.map(
+            items,
+            max_concurrency=DEFAULT_MAX_CONCURRENCY if limit == "auto" else limit,
+            fail_fast=fail_fast,
+            progress=progress_bar if progress is None else progress,
+        )
 
     async def amap(
         self,
@@ -292,6 +331,22 @@ class Program(Generic[P, R]):
             await interpreter.settle(branch)
         return value
 
+    def _familiar(self, kwargs: Mapping[str, Any]) -> tuple[Program[P, R], dict[str, Any], bool]:
+        """Give the program with the options among the arguments, the other arguments, and whether to stream."""
+        options = options_in(kwargs, _parameters(self.function))
+        if not options:
+            return self, dict(kwargs), False
+        arguments = {name: value for name, value in kwargs.items() if name not in options}
+        program, is_stream = self._with_familiar(options)
+        return program, arguments, is_stream
+
+    def _with_familiar(self, options: Mapping[str, Any]) -> tuple[Program[P, R], bool]:
+        given = {name: value for name, value in options.items() if value is not None}
+        is_stream = given.pop("stream", False)
+        if "max_new_tokens" in given:
+            given["max_tokens"] = given.pop("max_new_tokens")
+        return (self.with_options(**given) if given else self), is_stream
+
     def _chosen_backend(self) -> Backend:
         enclosing = _enclosing.get()
         backend = self.backend or (enclosing.backend if enclosing else _DEFAULTS.backend)
@@ -345,6 +400,14 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
 
 
+@functools.lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Give a function's parameters by name; None when it takes any keyword."""
+    parameters = _signature(function).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return None if takes_any else parameters
+
+
 class _ProgressBar(tqdm):  # type: ignore[type-arg]
     """A progress bar without tqdm's monitor thread."""
 
@@ -359,9 +422,21 @@ def program(function: Callable[Concatenate[State, P], Coroutine[Any, Any, R]], /
 def program(function: Callable[Concatenate[State, P], R], /) -> Program[P, R]: ...
 
 
-def program(function: Callable[..., Any], /) -> Program[Any, Any]:
-    """Make a program of a function whose first parameter is a State."""
-    return Program(function)
+@overload
+def program(
+    function: None = None, /, *, num_api_spec_tokens: None = None
+) -> Callable[..., Program[Any, Any]]: ...
+
+
+def program(function: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
+    """Make a program of a function whose first parameter is a State.
+
+    Args:
+        num_api_spec_tokens: refused; it is an option of another runtime that has no effect here.
+    """
+    if num_api_spec_tokens is not None:
+        raise TypeError("num_api_spec_tokens has no effect here: calls of one State run in order")
+    return program if function is None else Program(function)
 
 
 function = program

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
+from frontend_lang.aliases import meta_info
 from frontend_lang.backends import ProgramError, Usage
 from frontend_lang.branch import Key, Reply
 from frontend_lang.builders import nearest
@@ -48,8 +49,38 @@ class ProgramResult(Generic[R_co]):
         return name in self._variables
 
     def record(self, name: Key) -> CallRecord:
-        """Give the record behind `name`: token counts, logprobs, the distribution of a select."""
-        return self._reply(name).record
+        """Give the record behind `name`: token counts, logprobs, the distribution of a select.
+
+        Raises:
+            ProgramError: as reading `name`, or no single call set it.
+        """
+        record = self._reply(name).record
+        if record is None:
+            raise ProgramError(f"{name!r} is not of one call", program=self.program)
+        return record
+
+    def get_var(self, name: str) -> Any:
+        """Give `result[name]`."""
+        return self[name]
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """Give counts and log-probabilities of a call under SGLang's names, see aliases.meta_info."""
+        return meta_info(self._reply(name))
+
+    @property
+    def ret_value(self) -> R_co:
+        """Give `value`."""
+        return self.value
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """Give the text, or a variable's, in one piece; `stream` gives it as it comes."""
+        yield self.text() if var_name is None else str(self[var_name])
+
+    def error(self) -> None:
+        """Give None: a run that fails raises, it leaves no result."""
+
+    def sync(self) -> None:
+        """Do nothing: the program has ended."""
 
     def _reply(self, name: Key) -> Reply:
         settled = self._variables.get(name)

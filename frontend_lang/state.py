@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, overload
 
 from frontend_lang import builders, interpreter
+from frontend_lang.aliases import meta_info
 from frontend_lang.backends import ProgramError
 from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
 from frontend_lang.builders import ConstraintOptions, GenOptions, SelectOptions, nearest
-from frontend_lang.nodes import Call, Expression, Fork, Gen, RoleBegin, RoleEnd, Step, flatten
+from frontend_lang.nodes import (
+    Block,
+    Call,
+    Capture,
+    Expression,
+    Fork,
+    Gen,
+    Mark,
+    RoleBegin,
+    RoleEnd,
+    Step,
+    flatten,
+)
 from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
 from frontend_lang.trace import CallRecord
 from frontend_lang.waiting import can_wait, wait_for
@@ -104,8 +118,35 @@ class State:
         _raise_failure(self._branch)
 
     def record(self, name: Key) -> CallRecord:
-        """Give the record behind `name`: token counts, logprobs, finish reason."""
-        return self._reply(name).record
+        """Give the record behind `name`: token counts, logprobs, finish reason.
+
+        Raises:
+            ProgramError: as reading `name`, or no single call set it.
+        """
+        record = self._reply(name).record
+        if record is None:
+            raise ProgramError(
+                f"{_shown(name)} is not of one call",
+                program=self._branch.run.program,
+                location=statement_location(),
+            )
+        return record
+
+    def get_var(self, name: str) -> Any:
+        """Give `state[name]`."""
+        return self[name]
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """Give counts and log-probabilities of a call under SGLang's names, see aliases.meta_info."""
+        return meta_info(self._reply(name))
+
+    def error(self) -> ProgramError | None:
+        """Wait like `text`, and give the failure of this State instead of raising it; then it is yours to handle."""
+        try:
+            self.sync()
+        except ProgramError as error:
+            return error
+        return None
 
     def distribution(self, name: Key) -> Mapping[str, float]:
         """Give the probability of each choice of the select named `name`.
@@ -191,21 +232,38 @@ class State:
         self += call
         return self[call]
 
-    def role(self, name: str) -> _RoleBlock:
-        """Make `with state.role("tool"): ...`: what is appended inside is one chat message."""
+    def role(self, name: str, *parts: str | Expression) -> _RoleBlock:
+        """Append a chat message of the parts; without parts make `with state.role("tool"): ...`."""
+        if parts:
+            self += builders.role(name, *parts)
         return _RoleBlock(self._branch, name)
 
-    def system(self) -> _RoleBlock:
-        """Make `with state.system(): ...`."""
-        return self.role("system")
+    def system(self, *parts: str | Expression) -> _RoleBlock:
+        """Append a system message, or make `with state.system(): ...`."""
+        return self.role("system", *parts)
 
-    def user(self) -> _RoleBlock:
-        """Make `with state.user(): ...`."""
-        return self.role("user")
+    def user(self, *parts: str | Expression) -> _RoleBlock:
+        """Append a user message, or make `with state.user(): ...`."""
+        return self.role("user", *parts)
 
-    def assistant(self) -> _RoleBlock:
-        """Make `with state.assistant(): ...`."""
-        return self.role("assistant")
+    def assistant(self, *parts: str | Expression) -> _RoleBlock:
+        """Append an assistant message, or make `with state.assistant(): ...`."""
+        return self.role("assistant", *parts)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Make `with state.var_scope("x"): ...`: what is appended inside becomes variable `x`, as text."""
+        mark = Mark()
+        _append(self._branch, Block((mark,)))
+        yield
+        _append(self._branch, Block((Capture(name, mark),)))
+        self._start()
+
+    @contextmanager
+    def copy(self) -> Iterator[State]:
+        """Make `with state.copy() as other: ...`: a fork of one, joined at the end of the block."""
+        with self.fork(1) as branches:
+            yield branches[0]
 
     def fork(self, n: int = 1) -> Branches:
         """Part into `n` States that start from this transcript and these variables, and run side by side.
@@ -219,7 +277,7 @@ class State:
         children = tuple(self._branch.child() for _ in range(n))
         self._branch.append(Fork(children), statement_location())
         self._start()
-        return Branches(children)
+        return Branches(children, self._branch)
 
     def _start(self) -> None:
         # One turn of the loop hands the call to the runtime before the program goes on with its own work.
@@ -250,8 +308,9 @@ class Branches(Sequence[State]):
     Branches that nobody joins are finished before the program ends.
     """
 
-    def __init__(self, branches: Sequence[Branch]) -> None:
+    def __init__(self, branches: Sequence[Branch], parent: Branch) -> None:
         self._branches = tuple(branches)
+        self._parent = parent
         self._states = tuple(State(branch) for branch in branches)
 
     def __len__(self) -> int:
@@ -299,11 +358,17 @@ class Branches(Sequence[State]):
         if error_type is None:
             self.join()
 
-    def join(self) -> Outcomes[State]:
+    def join(self, mode: str = "gather_variable") -> Outcomes[State]:
         """Wait for all branches and give Ok(state) or Err(error) for each, in the order of the fork.
 
+        A variable that all of them set becomes a list of their values in the State that was forked, unless it has set
+        that variable itself.
         An Err that the program looks at is the program's to handle; one nobody looks at is raised at the end of run.
         """
+        if mode != "gather_variable":
+            raise ValueError(
+                f'join takes mode "gather_variable" only, got {mode!r}; append the text you want to the state'
+            )
         for state in self._states:
             if not state._branch.is_idle:
                 state._check_can_wait(".join()", "outcomes()")
@@ -319,6 +384,7 @@ class Branches(Sequence[State]):
     def _outcomes(self) -> Outcomes[State]:
         for branch in self._branches:
             branch.close_scope()
+        self._parent.gather(self._branches)
         failures = [branch.failure for branch in self._branches]
         items: list[Outcome[State]] = [
             Ok(state) if failure is None else Err(failure.error())
@@ -342,8 +408,9 @@ class _RoleBlock:
     def __enter__(self) -> None:
         _append(self._branch, RoleBegin(self._role))
 
-    def __exit__(self, *_: object) -> None:
-        _append(self._branch, RoleEnd(self._role))
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None or not self._branch.run.is_closed:  # an ended program takes nothing more
+            _append(self._branch, RoleEnd(self._role))
 
 
 def _append(branch: Branch, value: object) -> bool:
@@ -363,12 +430,21 @@ def _append(branch: Branch, value: object) -> bool:
                 program=branch.run.program,
                 location=location,
             )
+        is_child = branch.ready is not None  # forked inside a message, it may end it
+        if isinstance(node, RoleEnd) and branch.open_role != node.role and (branch.open_role or not is_child):
+            raise ProgramError(
+                f"{node.role} ends at {location}, but "
+                + (f"{branch.open_role}(...) is open" if branch.open_role else "no message is open"),
+                program=branch.run.program,
+                location=location,
+            )
         if isinstance(node, RoleBegin | RoleEnd):
             branch.open_role = node.role if isinstance(node, RoleBegin) else None
         if isinstance(node, Gen) and node.n > 1:
             children = tuple(branch.child() for _ in range(node.n))
             samples = tuple((child, child.declare(node)) for child in children)
-            branch.append_step(Step(node, location, branch.declare(node), samples, Branches(children)))
+            value = Branches(children, branch)
+            branch.append_step(Step(node, location, branch.declare(node), samples, value))
         else:
             branch.append(node, location)
     return any(isinstance(node, Call) for node in nodes)
