@@ -28,6 +28,8 @@ from frontend_lang.aliases import (
 )
 from frontend_lang.backends import (
     Backend,
+    DryBackend,
+    DryRunEnds,
     EngineBackend,
     NotRecorded,
     OpenAIBackend,
@@ -60,6 +62,7 @@ from frontend_lang.selection import (
 from frontend_lang.state import Branches, State
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.trace import CallRecord
+from frontend_lang.traces import DryRun, Trace
 
 __all__ = [
     "AsyncProgramStream",
@@ -69,6 +72,9 @@ __all__ = [
     "Call",
     "CallDone",
     "CallRecord",
+    "DryBackend",
+    "DryRun",
+    "DryRunEnds",
     "EngineBackend",
     "Err",
     "Event",
@@ -91,6 +97,7 @@ __all__ = [
     "ScoredContinuation",
     "State",
     "TextDelta",
+    "Trace",
     "VariableSet",
     "assistant",
     "assistant_begin",

@@ -21,8 +21,10 @@ from frontend_lang.aliases import RUN_OPTIONS, options_in
 from frontend_lang.backends import (
     Backend,
     DeadlineExceeded,
+    DryBackend,
     EngineBackend,
     ProgramError,
+    RecordingBackend,
     RuntimeEngine,
 )
 from frontend_lang.branch import Listener, ProgramRun, RunOptions
@@ -40,6 +42,7 @@ from frontend_lang.outcome import Err, Ok, Outcome
 from frontend_lang.result import ProgramResult
 from frontend_lang.state import State, replies
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
+from frontend_lang.traces import DryRun, Seen, Trace, dry_run_of, see
 from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in_greenlet, wait_for
 
 P = ParamSpec("P")
@@ -278,11 +281,42 @@ class Program(Generic[P, R]):
         """Run the program and tell of everything, its result last."""
         listener(ProgramDone(await self._run(args, kwargs, listener)))
 
+    def trace(self, /, *args: P.args, **kwargs: P.kwargs) -> Trace:
+        """Run the program and give its trace, also when it fails: `trace.error` then says why."""
+        return block_on(lambda: self.atrace(*args, **kwargs))
+
+    async def atrace(self, /, *args: P.args, **kwargs: P.kwargs) -> Trace:
+        """Do `trace` on the caller's event loop."""
+        self._check_arguments(args, kwargs)
+        seen: list[Seen] = []
+        error: Exception | None = None
+        try:
+            await self._run(args, kwargs, on_end=seen.append)
+        except Exception as caught:
+            if not seen:
+                raise
+            error = caught
+        return seen[0].trace(error)
+
+    def dry_run(self, /, *args: P.args, **kwargs: P.kwargs) -> DryRun:
+        """Give the prompts of all calls without sending any.
+
+        The first are exact; later ones may hold stand-ins for what the model would have written (see DryBackend).
+        """
+        backend = self._chosen_backend()
+        dry = backend if isinstance(backend, DryBackend) else DryBackend(backend)
+        return dry_run_of(replace(self, backend=dry).trace(*args, **kwargs), dry.stand_ins)
+
     async def _run(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], listener: Listener | None = None
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        listener: Listener | None = None,
+        on_end: Callable[[Seen], None] = lambda seen: None,
     ) -> ProgramResult[R]:
         options = RunOptions(self.sampling, self.clock, self.limits, _enclosing.get(), listener)
-        run = ProgramRun(self.name, self._chosen_backend(), options)
+        recorder = RecordingBackend(self._chosen_backend())
+        run = ProgramRun(self.name, recorder, options)
         token = _enclosing.set(run)
         try:
             value = await self._within_deadline(run, args, kwargs)
@@ -292,6 +326,8 @@ class Program(Generic[P, R]):
         finally:
             _enclosing.reset(token)
             await run.close()
+            seen = see(run, recorder)
+            on_end(seen)
         if run.untold:
             error = run.untold.pop(0).error()
             self._add_notes(error, run)
@@ -299,9 +335,10 @@ class Program(Generic[P, R]):
         return ProgramResult(
             self.name,
             value,
-            tuple(sorted(run.calls, key=lambda call: call.index)),
+            seen.calls,
             run.root.transcript,
             dict(replies(run.root)),
+            seen,
         )
 
     async def _within_deadline(self, run: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:

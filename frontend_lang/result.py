@@ -13,6 +13,7 @@ from frontend_lang.builders import nearest
 from frontend_lang.nodes import Call
 from frontend_lang.outcome import Failure
 from frontend_lang.trace import CallRecord, table, total_usage
+from frontend_lang.traces import Seen, Trace
 from frontend_lang.transcript import Transcript
 
 R_co = TypeVar("R_co", covariant=True)
@@ -34,6 +35,7 @@ class ProgramResult(Generic[R_co]):
     calls: tuple[CallRecord, ...]
     _transcript: Transcript = field(repr=False)
     _variables: Mapping[Key, Reply | Failure] = field(repr=False)
+    _seen: Seen = field(repr=False)
 
     @overload
     def __getitem__(self, name: Call[T]) -> T: ...
@@ -109,6 +111,11 @@ class ProgramResult(Generic[R_co]):
     def usage(self) -> Usage:
         """Give the sum over all calls."""
         return total_usage([call.usage for call in self.calls])
+
+    @property
+    def trace(self) -> Trace:
+        """Give what the run did: the tree of calls with their texts, counts and times."""
+        return self._seen.trace()
 
     def text(self) -> str:
         """Give the transcript as text."""

@@ -7,8 +7,10 @@
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
 | `openai`, `chat_text`, `chat_answer`, `remote` | `OpenAIBackend`: any server that speaks the OpenAI chat protocol |
 | `recording`, `replay` | `RecordingBackend` keeps what another one was asked and said; `ReplayBackend` answers from it |
+| `dry` | `DryBackend`: sends nothing, answers with stand-ins |
 """
 
+from frontend_lang.backends.dry import DryBackend, DryRunEnds
 from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
 from frontend_lang.backends.openai import OpenAIBackend
 from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
@@ -36,6 +38,8 @@ from frontend_lang.backends.values import (
 __all__ = [
     "Backend",
     "DeadlineExceeded",
+    "DryBackend",
+    "DryRunEnds",
     "EngineBackend",
     "FinishReason",
     "GenerateRequest",
