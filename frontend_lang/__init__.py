@@ -12,43 +12,117 @@ result = answer.run(question="What is a radix tree?")
 print(result["answer"])
 """
 
-from frontend_lang.backends import Backend, EngineBackend, ProgramError, ScoredContinuation
+from frontend_lang.aliases import (
+    assistant_begin,
+    assistant_end,
+    flush_cache,
+    gen_int,
+    gen_string,
+    image,
+    separate_reasoning,
+    system_begin,
+    system_end,
+    user_begin,
+    user_end,
+    video,
+)
+from frontend_lang.backends import (
+    Backend,
+    DryBackend,
+    DryRunEnds,
+    EngineBackend,
+    NotRecorded,
+    OpenAIBackend,
+    ProgramError,
+    Recording,
+    RecordingBackend,
+    RemoteError,
+    RemoteUnavailable,
+    ReplayBackend,
+    ScoredContinuation,
+)
 from frontend_lang.builders import assistant, control, gen, role, select, system, user
+from frontend_lang.events import CallDone, Event, ProgramDone, TextDelta, VariableSet
+from frontend_lang.limits import BudgetExceeded, Retry
+from frontend_lang.nodes import Call
 from frontend_lang.outcome import Err, Ok, Outcome, Outcomes
 from frontend_lang.program import (
     Program,
-    ProgramResult,
     function,
     program,
     set_default_backend,
     set_default_engine,
 )
+from frontend_lang.result import ProgramResult
+from frontend_lang.selection import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
 from frontend_lang.state import Branches, State
+from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.trace import CallRecord
+from frontend_lang.traces import DryRun, Trace
 
 __all__ = [
+    "AsyncProgramStream",
     "Backend",
     "Branches",
+    "BudgetExceeded",
+    "Call",
+    "CallDone",
     "CallRecord",
+    "DryBackend",
+    "DryRun",
+    "DryRunEnds",
     "EngineBackend",
     "Err",
+    "Event",
+    "NotRecorded",
     "Ok",
+    "OpenAIBackend",
     "Outcome",
     "Outcomes",
     "Program",
+    "ProgramDone",
     "ProgramError",
     "ProgramResult",
+    "ProgramStream",
+    "Recording",
+    "RecordingBackend",
+    "RemoteError",
+    "RemoteUnavailable",
+    "ReplayBackend",
+    "Retry",
     "ScoredContinuation",
     "State",
+    "TextDelta",
+    "Trace",
+    "VariableSet",
     "assistant",
+    "assistant_begin",
+    "assistant_end",
     "control",
+    "flush_cache",
     "function",
     "gen",
+    "gen_int",
+    "gen_string",
+    "greedy_token_selection",
+    "image",
     "program",
     "role",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "set_default_engine",
     "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
     "user",
+    "user_begin",
+    "user_end",
+    "video",
 ]

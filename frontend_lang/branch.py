@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from frontend_lang.backends import Backend, ProgramError, RequestAborted
-from frontend_lang.nodes import Call, Fork, Gen, Node, Select
+from frontend_lang.backends import Backend, GrammarSpec, ProgramError, RequestAborted, SamplingParams
+from frontend_lang.events import Event, VariableSet
+from frontend_lang.limits import Deadline, ProgramLimits, TokenBudget
+from frontend_lang.nodes import Call, Fork, Gen, Mark, Node, Step
 from frontend_lang.outcome import Failure
+from frontend_lang.selection import ScoredChoice
 from frontend_lang.trace import CallRecord
 from frontend_lang.transcript import Transcript
 from frontend_lang.waiting import cancel_all
@@ -18,14 +21,34 @@ from frontend_lang.waiting import cancel_all
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The value of a call and its record."""
+    """The value of a variable, the record of the call that set it, and for a select the scores of its choices."""
 
     value: Any
-    record: CallRecord
+    record: CallRecord | None = None
+    choices: tuple[ScoredChoice, ...] = ()
 
 
 Settled = Reply | Failure
 Variable = asyncio.Future[Settled]  # never holds an exception: a failure is a value until someone reads it
+Key = str | Call[Any]  # a variable is found by its name and by the call that sets it
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is told at its start.
+
+    Attributes:
+        sampling: options for every gen that does not set them itself.
+        parent: the run that started this one from inside a program.
+        listener: gets every event as it happens; None when nobody streams.
+    """
+
+    sampling: Mapping[str, Any]
+    clock: Callable[[], float]
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
+    parent: ProgramRun | None = None
+    listener: Listener | None = None
 
 
 class ProgramRun:
@@ -35,20 +58,46 @@ class ProgramRun:
     variable is settled.
     """
 
-    def __init__(
-        self, program: str, backend: Backend, *, sampling: Mapping[str, Any], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, program: str, backend: Backend, options: RunOptions) -> None:
         self.program = program
         self.backend = backend
-        self.sampling = sampling
-        self.clock = clock
+        self.sampling = options.sampling
+        self.clock = options.clock
+        self.limits = options.limits
+        self.listener = options.listener
         self.loop = asyncio.get_running_loop()
+        self.deadline, self.budget = self._limits_within(options.parent)
         self.calls: list[CallRecord] = []
         self.num_calls_started = 0
         self.untold: list[Failure] = []
         self.branches: list[Branch] = []
         self.is_closed = False
+        self._last_params: tuple[Gen[Any], GrammarSpec | None, SamplingParams] | None = None
         self.root = Branch(self, "root", transcript=Transcript(backend), variables={})
+
+    def _limits_within(self, parent: ProgramRun | None) -> tuple[Deadline, TokenBudget]:
+        """Give what is left for this run: never more than its parent has."""
+        at_s = None if self.limits.timeout_s is None else self.loop.time() + self.limits.timeout_s
+        budget = None
+        if parent is not None:
+            moments = [moment for moment in (at_s, parent.deadline.at_s) if moment is not None]
+            at_s = min(moments) if moments else None
+            budget = None if parent.budget.is_endless else parent.budget
+            if budget is not None and parent.loop is not self.loop:
+                raise ProgramError(
+                    f'program "{self.program}" cannot share the token_budget of "{parent.program}" from another thread',
+                    program=self.program,
+                )
+        return Deadline(at_s, self.loop.time), TokenBudget(self.limits.token_budget, budget)
+
+    def sampling_of(self, node: Gen[Any], grammar: GrammarSpec | None) -> SamplingParams:
+        """Give a gen's options over the program's. The last one is kept: branches often share a gen."""
+        last = self._last_params
+        if last is not None and last[0] is node and last[1] is grammar:
+            return last[2]
+        params = SamplingParams(**{**self.sampling, **node.sampling}, n=node.n, grammar=grammar)
+        self._last_params = (node, grammar, params)
+        return params
 
     @property
     def is_here(self) -> bool:
@@ -83,7 +132,8 @@ class ProgramRun:
         for branch in self.branches:
             if branch.queue:
                 cause = RequestAborted(f'program "{self.program}" ended before this call')
-                branch.fail(branch.failure_at(branch.queue[0][0], cause))
+                branch.fail(branch.failure_at(branch.queue[0], cause))
+            branch.close_scope()
 
 
 class Branch:
@@ -99,19 +149,24 @@ class Branch:
         path: str,
         *,
         transcript: Transcript,
-        variables: Mapping[str, Variable],
+        variables: Mapping[Key, Variable],
         ready: asyncio.Future[None] | None = None,
     ) -> None:
         self.run = run
         self.path = path
         self.transcript = transcript
-        self.variables: dict[str, Variable] = dict(variables)
+        self.variables: dict[Key, Variable] = dict(variables)
         self.ready = ready  # of a child: its parent has reached the fork
-        self.queue: deque[tuple[Node | Fork, Variable | None]] = deque()
+        self.queue: deque[Step] = deque()
         self.task: asyncio.Task[None] | None = None
         self.failure: Failure | None = None
         self.open_role: str | None = None  # as of the last node queued, not executed
         self.num_children = 0
+        self.num_calls = 0  # started
+        self.own_names: set[str] = set()  # set by calls of this branch
+        self.gathered_names: set[str] = set()  # set by joins of its children
+        self.marks: dict[Mark, int] = {}
+        self._scope_id: int | None = None
         run.branches.append(self)
 
     @property
@@ -120,13 +175,61 @@ class Branch:
         is_ready = self.ready is None or self.ready.done()
         return self.failure is not None or (is_ready and not self.queue)
 
-    def append(self, node: Node | Fork) -> None:
+    def append(self, node: Node | Fork, location: str) -> None:
         """Queue a node; a failed branch gives its failure to the node's readers at once."""
-        variable = self._declare(node) if isinstance(node, Gen | Select) else None
-        if self.failure is not None:
-            _settle(node, variable, self.failure)
+        if isinstance(node, Call):
+            self.append_step(Step(node, location, self.declare(node)))
         else:
-            self.queue.append((node, variable))
+            self.append_step(Step(node, location))
+
+    def append_step(self, step: Step) -> None:
+        """Queue a step whose variables are declared."""
+        if self.failure is not None:
+            _settle(step, self.failure)
+        else:
+            self.queue.append(step)
+
+    def declare(self, node: Call[Any]) -> Variable:
+        """Make the variable of a call; from now on its name and the call mean this one."""
+        variable: Variable = self.run.loop.create_future()
+        self.variables[node] = variable
+        if node.name is not None:
+            self.variables[node.name] = variable
+            self.own_names.add(node.name)
+        return variable
+
+    def gather(self, children: Sequence[Branch]) -> None:
+        """Make lists of the variables that all children set, in their order; what this branch set itself stays.
+
+        A child without a value makes its failure the variable's.
+        """
+        shared = set.intersection(*(child.own_names | child.gathered_names for child in children))
+        shared -= self.own_names
+        self.gathered_names |= shared
+        for name in shared:
+            settled = [child.variables[name].result() for child in children]
+            failures = [item for item in settled if isinstance(item, Failure)]
+            values = [item.value for item in settled if isinstance(item, Reply)]
+            self.variables[name] = self.run.loop.create_future()
+            self.variables[name].set_result(failures[0] if failures else Reply(values))
+
+    def set(self, name: str | None, variable: Variable, reply: Reply) -> None:
+        """Give a variable its value."""
+        variable.set_result(reply)
+        if name is not None and self.run.listener is not None:
+            self.run.listener(VariableSet(self.path, name, reply.value))
+
+    def scope_id(self) -> int | None:
+        """Give the scope that keeps this branch's prefix, opened by its first call."""
+        if self._scope_id is None:
+            self._scope_id = self.run.backend.open_scope()
+        return self._scope_id
+
+    def close_scope(self) -> None:
+        """Let go of the branch's prefix; a later call opens a new scope."""
+        if self._scope_id is not None:
+            scope_id, self._scope_id = self._scope_id, None
+            self.run.backend.close_scope(scope_id)
 
     def child(self) -> Branch:
         """Make the next child, to be released when a Fork node is executed."""
@@ -146,13 +249,14 @@ class Branch:
         if self.ready is not None and not self.ready.done():
             self.ready.set_result(None)
 
-    def failure_at(self, node: Node | Fork, cause: Exception) -> Failure:
-        """Describe an error at a node. Pure."""
+    def failure_at(self, step: Step, cause: Exception) -> Failure:
+        """Describe an error at a step. Pure."""
+        node = step.node
         return Failure(
             program=self.run.program,
-            location=node.location,
+            location=step.location,
             label=node.label,
-            call=node.name if isinstance(node, Gen | Select) else None,
+            call=node.name if isinstance(node, Call) else None,
             prompt=self.transcript.text,
             cause=cause,
         )
@@ -161,19 +265,16 @@ class Branch:
         """End the branch, and every branch that waits for a fork of it."""
         self.failure = failure
         while self.queue:
-            _settle(*self.queue.popleft(), failure)
+            _settle(self.queue.popleft(), failure)
         self.release(self.transcript)
 
-    def _declare(self, node: Call) -> Variable:
-        variable: Variable = self.run.loop.create_future()
-        if node.name is not None:
-            self.variables[node.name] = variable
-        return variable
 
-
-def _settle(node: Node | Fork, variable: Variable | None, failure: Failure) -> None:
-    if variable is not None:
+def _settle(step: Step, failure: Failure) -> None:
+    if step.variable is not None:
+        step.variable.set_result(failure)
+    for branch, variable in step.samples:
         variable.set_result(failure)
-    if isinstance(node, Fork):
-        for branch in node.branches:
+        branch.fail(failure)
+    if isinstance(step.node, Fork):
+        for branch in step.node.branches:
             branch.fail(failure)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import builtins
 import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest, SamplingParams
-from frontend_lang.constraints import CONSTRAINTS, constraint_of
+from frontend_lang.limits import CallLimits, Retry, checked_retry, checked_timeout
 from frontend_lang.nodes import Block, Expression, Gen, RoleBegin, RoleEnd, Select, Text, flatten
+from frontend_lang.selection import Method, checked_method
+from frontend_lang.values import CONSTRAINTS, check_can_heal, constraint_of
+
+if TYPE_CHECKING:
+    from frontend_lang.state import Branches
+
+T = TypeVar("T")
 
 _MOST_TOKENS = 1 << 20
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The sampling options of a call or a whole program; SamplingParams says what each means."""
+class _Sampling(TypedDict, total=False):
+    """The sampling options of a call, all but max_tokens; SamplingParams says what each means."""
 
-    max_tokens: int
     min_tokens: int
     temperature: float
     top_p: float
@@ -35,56 +41,210 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
 
 
-class GenOptions(SamplingOptions, total=False):
-    """The options of `gen`.
+class SamplingOptions(_Sampling, total=False):
+    """The sampling options of a whole program."""
+
+    max_tokens: int
+
+
+class GenOptions(_Sampling, total=False):
+    """The options of `gen` that leave the type of its value alone.
 
     Attributes:
         seed: the same seed gives the same tokens.
         logprobs: how many alternatives to report per token, see `state.record(name).logprobs`.
-        n: only 1; several samples are `state.fork(n)`.
-        regex, choices, schema, grammar: at most one constraint on the text. `schema` is a Pydantic model class
-            (the value is a validated instance) or a JSON Schema (the value is parsed JSON).
+        heal: let the model write the last token of the prompt again, perhaps as part of a longer one: for prompts
+            that end inside a word ("http:"). The tokens taken back are those of the last token of plain text, never
+            one that the model wrote; the value and the text are as if nothing had been taken back. Not with schema or
+            grammar.
+        timeout_s: seconds after which the call fails with DeadlineExceeded, all tries together.
+        retries: how often to send the call again after an error on the way (remote runtimes only).
     """
 
     seed: int | None
     logprobs: int | None
-    n: int
+    heal: bool
+    timeout_s: float | None
+    retries: int | Retry | None
+
+
+class ConstraintOptions(GenOptions, total=False):
+    """The constraints under which the value of a `gen` is still text: at most one.
+
+    Attributes:
+        regex: the text matches it as a whole.
+        choices: the text is one of these; drawn like any text, unlike `select`, which scores them all.
+        grammar: Lark text whose start rule is `start`, or a GrammarSpec.
+    """
+
     regex: str | None
     choices: Sequence[str] | None
-    schema: type[BaseModel] | Mapping[str, Any] | None
-    grammar: GrammarSpec | None
+    grammar: str | GrammarSpec | None
 
 
-def gen(name: str | None = None, **options: Unpack[GenOptions]) -> Gen:
+class SelectOptions(TypedDict, total=False):
+    """The options of `select`, which says what each means."""
+
+    method: Method
+    choices_method: Method | None
+    temperature: float
+    timeout_s: float | None
+    retries: int | Retry | None
+
+
+_OTHER_NAMES = {"dtype": "type", "json_schema": "schema"}  # what programs written for SGLang call them
+_GEN_OPTIONS = (
+    "max_tokens",
+    *ConstraintOptions.__annotations__,
+    "schema",
+    "type",
+    "n",
+    *_OTHER_NAMES,
+    "choices_method",
+)
+_LOGPROB_NAMES = ("return_logprob", "top_logprobs_num")
+
+
+@overload
+def gen(
+    name: str | None = ..., max_tokens: int | None = ..., *, n: int, **options: Unpack[ConstraintOptions]
+) -> Gen[Branches]: ...
+
+
+@overload
+def gen(
+    name: str | None = ..., max_tokens: int | None = ..., *, schema: type[T], **options: Unpack[GenOptions]
+) -> Gen[T]: ...
+
+
+@overload
+def gen(
+    name: str | None = ...,
+    max_tokens: int | None = ...,
+    *,
+    type: builtins.type[T],
+    **options: Unpack[GenOptions],
+) -> Gen[T]: ...
+
+
+@overload
+def gen(
+    name: str | None = ..., max_tokens: int | None = ..., **options: Unpack[ConstraintOptions]
+) -> Gen[str]: ...
+
+
+@overload
+def gen(
+    name: str | None = ..., max_tokens: int | None = ..., *, schema: Any, **options: Unpack[GenOptions]
+) -> Gen[Any]: ...
+
+
+@overload
+def gen(
+    name: str | None = ..., max_tokens: int | None = ..., *, type: Any, **options: Unpack[GenOptions]
+) -> Gen[Any]: ...
+
+
+def gen(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen[Any] | Select:
     """Let the model write, and keep the text as variable `name`.
 
-    Everything the caller passes is copied; None means not given. A name is a variable: using it again rebinds it.
+    What it gives is also the handle of its value: `person = gen("person", schema=Person); s += person` and then
+    `s[person]` is a Person for the type checker too. Everything the caller passes is copied; None means not given. A
+    name is a variable: using it again rebinds it.
+
+    Args:
+        schema: the text is JSON for this type: a Pydantic model, TypedDict, dataclass, `list[Model]`, ... (the value
+            is an instance), or a JSON Schema as a dict (the value is plain JSON data).
+        type: the text is one plain scalar, and the value is it: str, int, float, Decimal, bool, date, time, datetime,
+            UUID, an Enum or a Literal. Whole numbers have at most 18 digits, others 16 and 15 after the point, years
+            1000 to 9999.
+        n: number of samples. Above 1 the value is their branches, each with its own text and its own value of `name`;
+            the State itself goes on with the first one's text.
+        options: GenOptions and ConstraintOptions say what each means.
     Raises:
         InvalidRequest: unknown option (names the nearest), value out of range, two constraints.
     """
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    _check_known("gen", options, GenOptions.__annotations__)
-    if given.pop("n", 1) != 1:
-        raise InvalidRequest(
-            f"n must be 1 in gen, got {options['n']!r}; state.fork(n) gives several samples of one prefix",
-            parameter="n",
-            value=options["n"],
-        )
-    grammar, schema = constraint_of(given)
+    given = {key: value for key, value in (options | {"max_tokens": max_tokens}).items() if value is not None}
+    _check_known("gen", options, [*_GEN_OPTIONS, *_LOGPROB_NAMES])
+    _translate(given)
+    limits = _limits(given)
+    if "choices_method" in given:
+        return _select_of(name, given)
+    is_healed, n = given.pop("heal", False), given.pop("n", 1)
+    if not isinstance(is_healed, bool):
+        raise InvalidRequest(f"heal must be a bool, got {is_healed!r}", parameter="heal", value=is_healed)
+    if n != 1:
+        SamplingParams(n=n)  # checks it
+    grammar, reader = constraint_of(given)
+    if is_healed:
+        check_can_heal(grammar)
     sampling = checked_sampling({key: value for key, value in given.items() if key not in CONSTRAINTS})
-    return Gen(_checked_name(name), sampling, grammar, schema)
+    return Gen(_checked_name(name), sampling, grammar, reader, limits, n, is_healed)
 
 
-def select(name: str | None = None, choices: Sequence[str] = ()) -> Select:
+def select(
+    name: str | None = None,
+    choices: Sequence[str] = (),
+    *,
+    method: Method = "token_length_normalised",
+    choices_method: Method | None = None,
+    temperature: float = 0.0,
+    timeout_s: float | None = None,
+    retries: int | Retry | None = None,
+) -> Select:
     """Append the likeliest of several texts, and keep it as variable `name`.
 
-    Each choice is scored as a continuation of the transcript; the one with the highest mean log-probability per
-    token wins, the first of equals. `state.distribution(name)` tells how likely each was as a whole.
+    Each choice is scored as a continuation of the transcript. `state.distribution(name)` tells how likely each was as
+    a whole, whatever the method.
+
+    Args:
+        method: who wins, the first of equals. "token_length_normalised": the highest mean log-probability per token.
+            "greedy_token": the one reached by taking the likeliest next token every time. "unconditional_likelihood":
+            the one that the transcript makes most likelier than it is by itself.
+        choices_method: another name for it.
+        temperature: must be 0: nothing is drawn.
     Raises:
-        InvalidRequest: no choices, an empty one, or two that are equal.
+        InvalidRequest: no choices, an empty one, or two that are equal; no such method.
     """
     GrammarSpec.choice(choices)  # the same rules hold
-    return Select(_checked_name(name), tuple(choices))
+    if temperature != 0:
+        raise InvalidRequest(
+            f"temperature must be 0 in select, got {temperature!r}; gen(choices=...) draws one",
+            parameter="temperature",
+            value=temperature,
+        )
+    limits = CallLimits(checked_timeout(timeout_s), checked_retry(retries))
+    return Select(_checked_name(name), tuple(choices), checked_method(choices_method or method), limits)
+
+
+def _translate(given: dict[str, Any]) -> None:
+    """Rename the options that programs written for SGLang use."""
+    for other, ours in _OTHER_NAMES.items():
+        if other in given:
+            value = given.pop(other)
+            given[ours] = json.loads(value) if other == "json_schema" and isinstance(value, str) else value
+    is_wanted, num_top = given.pop("return_logprob", None), given.pop("top_logprobs_num", None)
+    if is_wanted or num_top:
+        given.setdefault("logprobs", num_top or 0)
+
+
+def _limits(given: dict[str, Any]) -> CallLimits:
+    return CallLimits(
+        checked_timeout(given.pop("timeout_s", None)), checked_retry(given.pop("retries", None))
+    )
+
+
+def _select_of(name: str | None, given: dict[str, Any]) -> Select:
+    """Make the select that `gen(choices=..., choices_method=...)` means; no other option would have an effect."""
+    method, choices = given.pop("choices_method"), given.pop("choices", ())
+    given = {key: value for key, value in given.items() if (key, value) != ("temperature", 0)}
+    if given:
+        raise InvalidRequest(
+            f"choices_method scores the choices: {next(iter(given))} has no effect on it",
+            parameter=next(iter(given)),
+            value=next(iter(given.values())),
+        )
+    return select(name, choices, method=method)
 
 
 def role(name: str, *parts: str | Expression) -> Block:

@@ -1,19 +1,22 @@
 """The statements of a program as frozen data, and how they concatenate.
 
-`gen`, `select` and the roles make nodes; `+` puts nodes and text in a row (a Block); `state += ...` gives each node
-the place of the user's statement and queues it.
+`gen`, `select` and the roles make nodes; `+` puts nodes and text in a row (a Block); `state += ...` queues each node
+together with the place of the user's statement (a Step). A call is also the handle of its value: `state[call]`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from frontend_lang.backends import GrammarSpec
-    from frontend_lang.branch import Branch
-    from frontend_lang.constraints import Schema
+    from frontend_lang.branch import Branch, Variable
+    from frontend_lang.limits import CallLimits
+    from frontend_lang.values import Reader
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Expression:
@@ -34,13 +37,29 @@ class Expression:
         raise TypeError('a call cannot be turned into text: write "text" + gen(...) + "text"')
 
 
+class Call(Expression, Generic[T_co]):
+    """A statement that gives a value of type T: read it by its name or by the call itself, `state[call]`.
+
+    Attributes:
+        name: the variable it sets, or None.
+    """
+
+    __slots__ = ()
+    name: str | None
+
+    @property
+    def label(self) -> str:
+        """Give the statement as a person would name it."""
+        kind = type(self).__name__.lower()
+        return f'{kind}("{self.name}")' if self.name else f"{kind}()"
+
+
 @dataclass(frozen=True, slots=True)
 class Text(Expression):
     """Literal text; control tokens in it mean themselves only with `is_control`."""
 
     text: str
     is_control: bool = False
-    location: str = ""
 
     @property
     def label(self) -> str:
@@ -52,7 +71,6 @@ class RoleBegin(Expression):
     """The start of a chat message."""
 
     role: str
-    location: str = ""
 
     @property
     def label(self) -> str:
@@ -64,46 +82,63 @@ class RoleEnd(Expression):
     """The end of the open chat message."""
 
     role: str
-    location: str = ""
 
     @property
     def label(self) -> str:
         return f"{self.role}(...)"
 
 
-@dataclass(frozen=True, slots=True)
-class Gen(Expression):
+@dataclass(frozen=True, slots=True, eq=False)  # a call equals itself only: it is the key of its value
+class Gen(Call[T_co]):
     """A generation.
 
     Attributes:
-        name: the variable it sets, or None.
         sampling: the options the caller gave; the others come from the program's options, then the runtime's.
         grammar: constraint on the text, or None.
-        schema: makes the value of the text (JSON, a Pydantic model); None leaves the text.
+        reader: makes the value of the text; None leaves the text.
+        n: number of samples; above 1 the value is their branches.
+        is_healed: the last token of the prompt may be replaced by a longer one.
+        limits: how long it may take and how often it may be tried again.
     """
 
     name: str | None
     sampling: Mapping[str, Any]
-    grammar: GrammarSpec | None = None
-    schema: Schema | None = None
-    location: str = ""
-
-    @property
-    def label(self) -> str:
-        return f'gen("{self.name}")' if self.name else "gen()"
+    grammar: GrammarSpec | None
+    reader: Reader[Any] | None
+    limits: CallLimits
+    n: int = 1
+    is_healed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Select(Expression):
-    """The likeliest of several texts."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Select(Call[str]):
+    """The likeliest of several texts, by one of the methods in selection.py."""
 
     name: str | None
     choices: tuple[str, ...]
-    location: str = ""
+    method: str
+    limits: CallLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """The place where a Capture begins."""
 
     @property
     def label(self) -> str:
-        return f'select("{self.name}")' if self.name else "select()"
+        return "var_scope(...)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture(Call[str]):
+    """The text since a mark, as a variable."""
+
+    name: str
+    mark: Mark
+
+    @property
+    def label(self) -> str:
+        return f'var_scope("{self.name}")'
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +146,6 @@ class Fork:
     """The point where branches part: each starts with a copy of the transcript up to here."""
 
     branches: tuple[Branch, ...]
-    location: str = ""
 
     @property
     def label(self) -> str:
@@ -125,8 +159,25 @@ class Block(Expression):
     nodes: tuple[Node, ...]
 
 
-Node = Text | RoleBegin | RoleEnd | Gen | Select
-Call = Gen | Select
+Node = Text | RoleBegin | RoleEnd | Gen[Any] | Select | Mark | Capture
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node in a branch's queue.
+
+    Attributes:
+        location: "file:line" of the user's statement.
+        variable: where a call's value goes; None for other nodes.
+        samples: of a gen with n > 1: each sample's branch, and the call's variable in it.
+        value: the same branches as the value of the call.
+    """
+
+    node: Node | Fork
+    location: str
+    variable: Variable | None = None
+    samples: tuple[tuple[Branch, Variable], ...] = ()
+    value: Any = None
 
 
 def flatten(value: object) -> tuple[Node, ...]:
@@ -145,8 +196,3 @@ def flatten(value: object) -> tuple[Node, ...]:
     raise TypeError(
         f"a program takes text, gen(...), select(...) or a role, got {type(value).__name__}: {value!r:.80}"
     )
-
-
-def located(node: Node, location: str) -> Node:
-    """Give the node with the place of the statement that appended it. Pure."""
-    return replace(node, location=location)

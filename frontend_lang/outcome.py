@@ -16,6 +16,10 @@ class Readable(Protocol):
 
     def text(self) -> str: ...
 
+    def messages(self) -> list[dict[str, str]]: ...
+
+    def get_meta_info(self, name: str) -> dict[str, Any]: ...
+
 
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
 
@@ -41,6 +45,14 @@ class Ok(Generic[R_co]):
         """Give the transcript as text."""
         return self.value.text()
 
+    def messages(self) -> list[dict[str, str]]:
+        """Give the chat messages."""
+        return self.value.messages()
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """Give counts and log-probabilities of a call under SGLang's names."""
+        return self.value.get_meta_info(name)
+
 
 @dataclass(frozen=True, slots=True)
 class Err:
@@ -60,6 +72,14 @@ class Err:
         raise self.error
 
     def text(self) -> NoReturn:
+        """Raise the error."""
+        raise self.error
+
+    def messages(self) -> NoReturn:
+        """Raise the error."""
+        raise self.error
+
+    def get_meta_info(self, name: str) -> NoReturn:
         """Raise the error."""
         raise self.error
 

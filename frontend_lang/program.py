@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import sys
 import time
@@ -10,22 +12,40 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from tqdm import tqdm
 
 from frontend_lang import interpreter
-from frontend_lang.backends import Backend, EngineBackend, ProgramError, RuntimeEngine, Usage
-from frontend_lang.branch import ProgramRun, Reply
-from frontend_lang.builders import SamplingOptions, check_program_sampling, nearest
-from frontend_lang.outcome import Err, Failure, Ok, Outcome
+from frontend_lang.aliases import RUN_OPTIONS, options_in
+from frontend_lang.backends import (
+    Backend,
+    DeadlineExceeded,
+    DryBackend,
+    EngineBackend,
+    ProgramError,
+    RecordingBackend,
+    RuntimeEngine,
+)
+from frontend_lang.branch import Listener, ProgramRun, RunOptions
+from frontend_lang.builders import SamplingOptions, check_program_sampling
+from frontend_lang.events import ProgramDone
+from frontend_lang.limits import (
+    GRACE_S,
+    ProgramLimits,
+    Retry,
+    checked_budget,
+    checked_retry,
+    checked_timeout,
+)
+from frontend_lang.outcome import Err, Ok, Outcome
+from frontend_lang.result import ProgramResult
 from frontend_lang.state import State, replies
-from frontend_lang.trace import CallRecord, table, total_usage
-from frontend_lang.transcript import Transcript
+from frontend_lang.streaming import AsyncProgramStream, ProgramStream
+from frontend_lang.traces import DryRun, Seen, Trace, dry_run_of, see
 from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in_greenlet, wait_for
 
 P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 DEFAULT_MAX_CONCURRENCY = 64
@@ -39,7 +59,9 @@ class _Defaults:
 
 
 _DEFAULTS = _Defaults()
-_enclosing: ContextVar[Backend | None] = ContextVar("enclosing", default=None)  # of the program that runs us
+_enclosing: ContextVar[ProgramRun | None] = ContextVar(
+    "enclosing", default=None
+)  # of the program that runs us
 
 
 def set_default_engine(engine: RuntimeEngine | None) -> None:
@@ -50,74 +72,6 @@ def set_default_engine(engine: RuntimeEngine | None) -> None:
 def set_default_backend(backend: Backend | None) -> None:
     """Use a backend for every program that names none; None takes it back."""
     _DEFAULTS.backend = backend
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramResult(Generic[R_co]):
-    """What one run of a program left: `result["x"]`, `result.text()`, and what it cost.
-
-    Attributes:
-        program: name of the program.
-        value: what the function returned.
-        calls: every gen and select of all branches, in order of start.
-    """
-
-    program: str
-    value: R_co
-    calls: tuple[CallRecord, ...]
-    _transcript: Transcript = field(repr=False)
-    _variables: Mapping[str, Reply | Failure] = field(repr=False)
-
-    def __getitem__(self, name: str) -> Any:
-        """Give the value of the last call named `name`; raises ProgramError when it has none."""
-        return self._reply(name).value
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._variables
-
-    def record(self, name: str) -> CallRecord:
-        """Give the record behind `name`: token counts, logprobs, the distribution of a select."""
-        return self._reply(name).record
-
-    def _reply(self, name: str) -> Reply:
-        if name not in self._variables:
-            raise ProgramError(
-                f'program "{self.program}" has set no "{name}".{nearest(str(name), self._variables)}',
-                program=self.program,
-                call=name,
-            )
-        settled = self._variables[name]
-        if isinstance(settled, Failure):
-            raise settled.error(reading=name)
-        return settled
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Give the variables that have a value, by name."""
-        return {
-            name: settled.value for name, settled in self._variables.items() if isinstance(settled, Reply)
-        }
-
-    @property
-    def usage(self) -> Usage:
-        """Give the sum over all calls."""
-        return total_usage([call.usage for call in self.calls])
-
-    def text(self) -> str:
-        """Give the transcript as text."""
-        return self._transcript.text
-
-    def messages(self) -> list[dict[str, str]]:
-        """Give the chat messages as dicts of "role" and "content"."""
-        return self._transcript.messages
-
-    def token_ids(self) -> tuple[int, ...]:
-        """Give the transcript as token ids."""
-        return self._transcript.token_ids()
-
-    def table(self) -> str:
-        """Give a plain-text table of the calls: prompt, cached, computed, forced and output tokens."""
-        return table(self.calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,12 +87,14 @@ class Program(Generic[P, R]):
         backend: where its calls go; None = the enclosing program's, else the default.
         sampling: options for every gen that does not set them itself.
         bound: keyword arguments given in advance.
+        limits: what all its calls may take together.
     """
 
     function: Callable[..., Any]
     backend: Backend | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def __post_init__(self) -> None:
@@ -166,18 +122,38 @@ class Program(Generic[P, R]):
     def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
         """Run the program to its end.
 
+        Keyword arguments that the function does not take are options where they are known: `backend`, sampling
+        options (`temperature=0`), and `stream=True`, which gives what `stream` gives.
         Raises:
             ProgramError: a call failed and the program did not handle it.
             Exception: whatever the function raises, with a note that names the program and line.
             TypeError: the arguments do not fit the function.
         """
-        self._check_arguments(args, kwargs)
-        return block_on(lambda: self._run(args, kwargs))
+        program, arguments, is_stream = self._familiar(kwargs)
+        if is_stream:
+            return program.stream(*args, **arguments)  # type: ignore[return-value]
+        program._check_arguments(args, arguments)
+        return block_on(lambda: program._run(args, arguments))
 
     async def arun(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramResult[R]:
         """Run the program on the caller's event loop; raises like `run`."""
-        self._check_arguments(args, kwargs)
-        return await self._run(args, kwargs)
+        program, arguments, is_stream = self._familiar(kwargs)
+        if is_stream:
+            raise TypeError(f"{self.name}: to stream on an event loop use {self.name}.astream(...)")
+        program._check_arguments(args, arguments)
+        return await program._run(args, arguments)
+
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> ProgramStream[R]:
+        """Start the program and give its events as they happen; see ProgramStream."""
+        program, arguments, _ = self._familiar(kwargs)
+        program._check_arguments(args, arguments)
+        return ProgramStream(lambda listener: program._told(args, arguments, listener))
+
+    def astream(self, /, *args: P.args, **kwargs: P.kwargs) -> AsyncProgramStream[R]:
+        """Start the program on the running event loop and give its events; see AsyncProgramStream."""
+        program, arguments, _ = self._familiar(kwargs)
+        program._check_arguments(args, arguments)
+        return AsyncProgramStream(lambda listener: program._told(args, arguments, listener))
 
     def map(
         self,
@@ -203,7 +179,35 @@ class Program(Generic[P, R]):
             lambda: self.amap(items, max_concurrency=max_concurrency, fail_fast=fail_fast, progress=progress)
         )
 
-    run_batch = map
+    def run_batch(
+        self,
+        items: Iterable[Mapping[str, Any] | tuple[Any, ...]],
+        *,
+        max_concurrency: int | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        fail_fast: bool = False,
+        progress: bool | None = None,
+        progress_bar: bool | None = None,
+        **options: Any,
+    ) -> list[Outcome[ProgramResult[R]]]:
+        """Do `map` under the names that programs written for SGLang use.
+
+        Args:
+            num_threads: another name for max_concurrency ("auto" = its default); no thread is started.
+            progress_bar: another name for progress.
+            options: `backend` and sampling options for all items.
+        """
+        unknown = options.keys() - RUN_OPTIONS | {"stream"} & options.keys()
+        if unknown:
+            raise TypeError(f"{self.name}.run_batch has no option {min(unknown)!r}")
+        program, _ = self._with_familiar(options)
+        limit = max_concurrency if max_concurrency is not None else num_threads
+        return program.map(
+            items,
+            max_concurrency=DEFAULT_MAX_CONCURRENCY if limit == "auto" else limit,
+            fail_fast=fail_fast,
+            progress=progress_bar if progress is None else progress,
+        )
 
     async def amap(
         self,
@@ -246,11 +250,17 @@ class Program(Generic[P, R]):
         *,
         engine: RuntimeEngine | None = None,
         backend: Backend | None = None,
+        timeout_s: float | None = None,
+        token_budget: int | None = None,
+        retries: int | Retry | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> Program[P, R]:
-        """Give the same program with its own engine (or backend) and sampling options.
+        """Give the same program with its own engine (or backend), limits and sampling options.
 
         Args:
+            timeout_s: seconds from the start of a run after which its calls fail with DeadlineExceeded.
+            token_budget: most tokens that all calls of a run may write together; then they raise BudgetExceeded.
+            retries: how often a call is sent again after an error on the way (remote runtimes only).
             sampling: for every gen that does not set the option itself.
         Raises:
             InvalidRequest: unknown option (names the nearest) or value out of range.
@@ -259,24 +269,65 @@ class Program(Generic[P, R]):
         if engine is not None and backend is not None:
             raise TypeError("give an engine or a backend, not both")
         chosen = EngineBackend(engine) if engine is not None else backend or self.backend
-        return replace(
-            self, backend=chosen, sampling={**self.sampling, **check_program_sampling({**sampling})}
+        limits = ProgramLimits(
+            self.limits.timeout_s if timeout_s is None else checked_timeout(timeout_s),
+            self.limits.token_budget if token_budget is None else checked_budget(token_budget),
+            self.limits.retry if retries is None else checked_retry(retries),
         )
+        options = {**self.sampling, **check_program_sampling({**sampling})}
+        return replace(self, backend=chosen, sampling=options, limits=limits)
 
-    async def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProgramResult[R]:
-        backend = self._chosen_backend()
-        run = ProgramRun(self.name, backend, sampling=self.sampling, clock=self.clock)
-        token = _enclosing.set(backend)
+    async def _told(self, args: Sequence[Any], kwargs: Mapping[str, Any], listener: Listener) -> None:
+        """Run the program and tell of everything, its result last."""
+        listener(ProgramDone(await self._run(args, kwargs, listener)))
+
+    def trace(self, /, *args: P.args, **kwargs: P.kwargs) -> Trace:
+        """Run the program and give its trace, also when it fails: `trace.error` then says why."""
+        return block_on(lambda: self.atrace(*args, **kwargs))
+
+    async def atrace(self, /, *args: P.args, **kwargs: P.kwargs) -> Trace:
+        """Do `trace` on the caller's event loop."""
+        self._check_arguments(args, kwargs)
+        seen: list[Seen] = []
+        error: Exception | None = None
         try:
-            value = await self._body(State(run.root), args, kwargs)
-            for branch in run.branches:
-                await interpreter.settle(branch)
+            await self._run(args, kwargs, on_end=seen.append)
+        except Exception as caught:
+            if not seen:
+                raise
+            error = caught
+        return seen[0].trace(error)
+
+    def dry_run(self, /, *args: P.args, **kwargs: P.kwargs) -> DryRun:
+        """Give the prompts of all calls without sending any.
+
+        The first are exact; later ones may hold stand-ins for what the model would have written (see DryBackend).
+        """
+        backend = self._chosen_backend()
+        dry = backend if isinstance(backend, DryBackend) else DryBackend(backend)
+        return dry_run_of(replace(self, backend=dry).trace(*args, **kwargs), dry.stand_ins)
+
+    async def _run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        listener: Listener | None = None,
+        on_end: Callable[[Seen], None] = lambda seen: None,
+    ) -> ProgramResult[R]:
+        options = RunOptions(self.sampling, self.clock, self.limits, _enclosing.get(), listener)
+        recorder = RecordingBackend(self._chosen_backend())
+        run = ProgramRun(self.name, recorder, options)
+        token = _enclosing.set(run)
+        try:
+            value = await self._within_deadline(run, args, kwargs)
         except Exception as mistake:
             self._add_notes(mistake, run)
             raise
         finally:
             _enclosing.reset(token)
             await run.close()
+            seen = see(run, recorder)
+            on_end(seen)
         if run.untold:
             error = run.untold.pop(0).error()
             self._add_notes(error, run)
@@ -284,19 +335,58 @@ class Program(Generic[P, R]):
         return ProgramResult(
             self.name,
             value,
-            tuple(sorted(run.calls, key=lambda call: call.index)),
+            seen.calls,
             run.root.transcript,
             dict(replies(run.root)),
+            seen,
         )
 
-    async def _body(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
-        arguments = {**self.bound, **kwargs}
+    async def _within_deadline(self, run: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+        """Run the function and what it left running; after the deadline it has GRACE_S to handle its failed calls."""
+        left_s = run.deadline.left_s()
+        if left_s is None:
+            return await self._body(run, args, kwargs)
+        try:
+            async with asyncio.timeout(max(left_s, 0) + GRACE_S) as timer:
+                return await self._body(run, args, kwargs)
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            late = DeadlineExceeded("the program's timeout_s is over")
+            raise ProgramError(
+                f'program "{self.name}" still ran {GRACE_S:g} s after its timeout_s', program=self.name
+            ) from (run.untold[0].cause if run.untold else late.with_traceback(error.__traceback__))
+
+    async def _body(self, run: ProgramRun, args: Sequence[Any], kwargs: Mapping[str, Any]) -> R:
+        state, arguments = State(run.root), {**self.bound, **kwargs}
+        value: R
         if inspect.iscoroutinefunction(self.function):
-            return await self.function(state, *args, **arguments)  # type: ignore[no-any-return]
-        return await run_in_greenlet(lambda: self.function(state, *args, **arguments))
+            value = await self.function(state, *args, **arguments)
+        else:
+            value = await run_in_greenlet(lambda: self.function(state, *args, **arguments))
+        for branch in run.branches:
+            await interpreter.settle(branch)
+        return value
+
+    def _familiar(self, kwargs: Mapping[str, Any]) -> tuple[Program[P, R], dict[str, Any], bool]:
+        """Give the program with the options among the arguments, the other arguments, and whether to stream."""
+        options = options_in(kwargs, _parameters(self.function))
+        if not options:
+            return self, dict(kwargs), False
+        arguments = {name: value for name, value in kwargs.items() if name not in options}
+        program, is_stream = self._with_familiar(options)
+        return program, arguments, is_stream
+
+    def _with_familiar(self, options: Mapping[str, Any]) -> tuple[Program[P, R], bool]:
+        given = {name: value for name, value in options.items() if value is not None}
+        is_stream = given.pop("stream", False)
+        if "max_new_tokens" in given:
+            given["max_tokens"] = given.pop("max_new_tokens")
+        return (self.with_options(**given) if given else self), is_stream
 
     def _chosen_backend(self) -> Backend:
-        backend = self.backend or _enclosing.get() or _DEFAULTS.backend
+        enclosing = _enclosing.get()
+        backend = self.backend or (enclosing.backend if enclosing else _DEFAULTS.backend)
         if backend is None:
             raise ProgramError(
                 f'program "{self.name}" has no engine: use {self.name}.with_options(engine=...) or set_default_engine(...)',
@@ -324,7 +414,7 @@ class Program(Generic[P, R]):
 
     def _check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
-            inspect.signature(self.function).bind(None, *args, **{**self.bound, **kwargs})
+            _signature(self.function).bind(None, *args, **{**self.bound, **kwargs})
         except TypeError as error:
             raise TypeError(f"{self.name}: {error}") from None
 
@@ -342,6 +432,19 @@ class Program(Generic[P, R]):
             error.add_note(f"unread: {failure.error()}")
 
 
+@functools.lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Give a function's parameters by name; None when it takes any keyword."""
+    parameters = _signature(function).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return None if takes_any else parameters
+
+
 class _ProgressBar(tqdm):  # type: ignore[type-arg]
     """A progress bar without tqdm's monitor thread."""
 
@@ -356,9 +459,21 @@ def program(function: Callable[Concatenate[State, P], Coroutine[Any, Any, R]], /
 def program(function: Callable[Concatenate[State, P], R], /) -> Program[P, R]: ...
 
 
-def program(function: Callable[..., Any], /) -> Program[Any, Any]:
-    """Make a program of a function whose first parameter is a State."""
-    return Program(function)
+@overload
+def program(
+    function: None = None, /, *, num_api_spec_tokens: None = None
+) -> Callable[..., Program[Any, Any]]: ...
+
+
+def program(function: Callable[..., Any] | None = None, /, *, num_api_spec_tokens: int | None = None) -> Any:
+    """Make a program of a function whose first parameter is a State.
+
+    Args:
+        num_api_spec_tokens: refused; it is an option of another runtime that has no effect here.
+    """
+    if num_api_spec_tokens is not None:
+        raise TypeError("num_api_spec_tokens has no effect here: calls of one State run in order")
+    return program if function is None else Program(function)
 
 
 function = program

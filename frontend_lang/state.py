@@ -5,17 +5,32 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from contextlib import contextmanager
+from typing import Any, TypeVar, Unpack, overload
 
-from frontend_lang import interpreter
+from frontend_lang import builders, interpreter
+from frontend_lang.aliases import meta_info
 from frontend_lang.backends import ProgramError
-from frontend_lang.branch import Branch, ProgramRun, Reply, Variable
-from frontend_lang.builders import nearest
-from frontend_lang.nodes import Expression, Fork, Gen, RoleBegin, RoleEnd, Select, flatten, located
+from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
+from frontend_lang.builders import ConstraintOptions, GenOptions, SelectOptions, nearest
+from frontend_lang.nodes import (
+    Block,
+    Call,
+    Capture,
+    Expression,
+    Fork,
+    Gen,
+    Mark,
+    RoleBegin,
+    RoleEnd,
+    Step,
+    flatten,
+)
 from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
 from frontend_lang.trace import CallRecord
 from frontend_lang.waiting import can_wait, wait_for
 
+T = TypeVar("T")
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -39,21 +54,33 @@ class State:
             self._start()
         return self
 
-    def __getitem__(self, name: str) -> Any:
-        """Give the value of the last call named `name`.
+    @overload
+    def __getitem__(self, name: Call[T]) -> T: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+
+    def __getitem__(self, name: Key) -> Any:
+        """Give the value of the last call named `name`, or of this very call, with its type.
 
         Raises:
             ProgramError: no call has this name, or its value is missing because a call failed.
         """
         return self._reply(name).value
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._branch.variables
 
     def __repr__(self) -> str:
         return f"State({self._branch.run.program!r}, {self._branch.path!r})"
 
-    async def value(self, name: str) -> Any:
+    @overload
+    async def value(self, name: Call[T]) -> T: ...
+
+    @overload
+    async def value(self, name: str) -> Any: ...
+
+    async def value(self, name: Key) -> Any:
         """Wait for the value of `name`; raises like `state[name]`."""
         variable = _variable(self._branch, name)
         await asyncio.shield(variable)
@@ -90,11 +117,38 @@ class State:
         await interpreter.settle(self._branch)
         _raise_failure(self._branch)
 
-    def record(self, name: str) -> CallRecord:
-        """Give the record behind `name`: token counts, logprobs, finish reason."""
-        return self._reply(name).record
+    def record(self, name: Key) -> CallRecord:
+        """Give the record behind `name`: token counts, logprobs, finish reason.
 
-    def distribution(self, name: str) -> Mapping[str, float]:
+        Raises:
+            ProgramError: as reading `name`, or no single call set it.
+        """
+        record = self._reply(name).record
+        if record is None:
+            raise ProgramError(
+                f"{_shown(name)} is not of one call",
+                program=self._branch.run.program,
+                location=statement_location(),
+            )
+        return record
+
+    def get_var(self, name: str) -> Any:
+        """Give `state[name]`."""
+        return self[name]
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """Give counts and log-probabilities of a call under SGLang's names, see aliases.meta_info."""
+        return meta_info(self._reply(name))
+
+    def error(self) -> ProgramError | None:
+        """Wait like `text`, and give the failure of this State instead of raising it; then it is yours to handle."""
+        try:
+            self.sync()
+        except ProgramError as error:
+            return error
+        return None
+
+    def distribution(self, name: Key) -> Mapping[str, float]:
         """Give the probability of each choice of the select named `name`.
 
         Raises:
@@ -103,25 +157,113 @@ class State:
         distribution = self.record(name).distribution
         if distribution is None:
             raise ProgramError(
-                f'"{name}" is not a select', program=self._branch.run.program, location=statement_location()
+                f"{_shown(name)} is not a select",
+                program=self._branch.run.program,
+                location=statement_location(),
             )
         return distribution
 
-    def role(self, name: str) -> _RoleBlock:
-        """Make `with state.role("tool"): ...`: what is appended inside is one chat message."""
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        n: int,
+        **options: Unpack[ConstraintOptions],
+    ) -> Branches: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        schema: type[T],
+        **options: Unpack[GenOptions],
+    ) -> T: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        type: type[T],
+        **options: Unpack[GenOptions],
+    ) -> T: ...
+
+    @overload
+    def gen(
+        self, name: str | None = ..., max_tokens: int | None = ..., **options: Unpack[ConstraintOptions]
+    ) -> str: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        schema: Any,
+        **options: Unpack[GenOptions],
+    ) -> Any: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        type: Any,
+        **options: Unpack[GenOptions],
+    ) -> Any: ...
+
+    def gen(self, name: str | None = None, max_tokens: int | None = None, **options: Any) -> Any:
+        """Append `gen(...)` and wait for its value: `person = state.gen("person", schema=Person)` is a Person."""
+        return self._now(builders.gen(name, max_tokens, **options))
+
+    def select(
+        self, name: str | None = None, choices: Sequence[str] = (), **options: Unpack[SelectOptions]
+    ) -> str:
+        """Append `select(...)` and wait for the winner."""
+        return self._now(builders.select(name, choices, **options))
+
+    def _now(self, call: Call[T]) -> T:
+        self += call
+        return self[call]
+
+    def role(self, name: str, *parts: str | Expression) -> _RoleBlock:
+        """Append a chat message of the parts; without parts make `with state.role("tool"): ...`."""
+        if parts:
+            self += builders.role(name, *parts)
         return _RoleBlock(self._branch, name)
 
-    def system(self) -> _RoleBlock:
-        """Make `with state.system(): ...`."""
-        return self.role("system")
+    def system(self, *parts: str | Expression) -> _RoleBlock:
+        """Append a system message, or make `with state.system(): ...`."""
+        return self.role("system", *parts)
 
-    def user(self) -> _RoleBlock:
-        """Make `with state.user(): ...`."""
-        return self.role("user")
+    def user(self, *parts: str | Expression) -> _RoleBlock:
+        """Append a user message, or make `with state.user(): ...`."""
+        return self.role("user", *parts)
 
-    def assistant(self) -> _RoleBlock:
-        """Make `with state.assistant(): ...`."""
-        return self.role("assistant")
+    def assistant(self, *parts: str | Expression) -> _RoleBlock:
+        """Append an assistant message, or make `with state.assistant(): ...`."""
+        return self.role("assistant", *parts)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Make `with state.var_scope("x"): ...`: what is appended inside becomes variable `x`, as text."""
+        mark = Mark()
+        _append(self._branch, Block((mark,)))
+        yield
+        _append(self._branch, Block((Capture(name, mark),)))
+        self._start()
+
+    @contextmanager
+    def copy(self) -> Iterator[State]:
+        """Make `with state.copy() as other: ...`: a fork of one, joined at the end of the block."""
+        with self.fork(1) as branches:
+            yield branches[0]
 
     def fork(self, n: int = 1) -> Branches:
         """Part into `n` States that start from this transcript and these variables, and run side by side.
@@ -133,19 +275,19 @@ class State:
             raise ValueError(f"fork takes a whole number of branches, at least 1, got {n!r}")
         self._branch.run.check_can_append()
         children = tuple(self._branch.child() for _ in range(n))
-        self._branch.append(Fork(children, statement_location()))
+        self._branch.append(Fork(children), statement_location())
         self._start()
-        return Branches(children)
+        return Branches(children, self._branch)
 
     def _start(self) -> None:
         # One turn of the loop hands the call to the runtime before the program goes on with its own work.
         if interpreter.start(self._branch) and can_wait():
             wait_for(asyncio.sleep(0))
 
-    def _reply(self, name: str) -> Reply:
+    def _reply(self, name: Key) -> Reply:
         variable = _variable(self._branch, name)
         if not variable.done():
-            self._check_can_wait(f'["{name}"]', f'value("{name}")')
+            self._check_can_wait(f"[{_shown(name)}]", f"value({_shown(name)})")
             wait_for(asyncio.wait([variable]))
         return _opened(self._branch.run, variable, name)
 
@@ -166,8 +308,9 @@ class Branches(Sequence[State]):
     Branches that nobody joins are finished before the program ends.
     """
 
-    def __init__(self, branches: Sequence[Branch]) -> None:
+    def __init__(self, branches: Sequence[Branch], parent: Branch) -> None:
         self._branches = tuple(branches)
+        self._parent = parent
         self._states = tuple(State(branch) for branch in branches)
 
     def __len__(self) -> int:
@@ -215,11 +358,17 @@ class Branches(Sequence[State]):
         if error_type is None:
             self.join()
 
-    def join(self) -> Outcomes[State]:
+    def join(self, mode: str = "gather_variable") -> Outcomes[State]:
         """Wait for all branches and give Ok(state) or Err(error) for each, in the order of the fork.
 
+        A variable that all of them set becomes a list of their values in the State that was forked, unless it has set
+        that variable itself.
         An Err that the program looks at is the program's to handle; one nobody looks at is raised at the end of run.
         """
+        if mode != "gather_variable":
+            raise ValueError(
+                f'join takes mode "gather_variable" only, got {mode!r}; append the text you want to the state'
+            )
         for state in self._states:
             if not state._branch.is_idle:
                 state._check_can_wait(".join()", "outcomes()")
@@ -233,6 +382,9 @@ class Branches(Sequence[State]):
         return self._outcomes()
 
     def _outcomes(self) -> Outcomes[State]:
+        for branch in self._branches:
+            branch.close_scope()
+        self._parent.gather(self._branches)
         failures = [branch.failure for branch in self._branches]
         items: list[Outcome[State]] = [
             Ok(state) if failure is None else Err(failure.error())
@@ -256,8 +408,9 @@ class _RoleBlock:
     def __enter__(self) -> None:
         _append(self._branch, RoleBegin(self._role))
 
-    def __exit__(self, *_: object) -> None:
-        _append(self._branch, RoleEnd(self._role))
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is None or not self._branch.run.is_closed:  # an ended program takes nothing more
+            _append(self._branch, RoleEnd(self._role))
 
 
 def _append(branch: Branch, value: object) -> bool:
@@ -277,31 +430,51 @@ def _append(branch: Branch, value: object) -> bool:
                 program=branch.run.program,
                 location=location,
             )
+        is_child = branch.ready is not None  # forked inside a message, it may end it
+        if isinstance(node, RoleEnd) and branch.open_role != node.role and (branch.open_role or not is_child):
+            raise ProgramError(
+                f"{node.role} ends at {location}, but "
+                + (f"{branch.open_role}(...) is open" if branch.open_role else "no message is open"),
+                program=branch.run.program,
+                location=location,
+            )
         if isinstance(node, RoleBegin | RoleEnd):
             branch.open_role = node.role if isinstance(node, RoleBegin) else None
-        branch.append(located(node, location))
-    return any(isinstance(node, Gen | Select) for node in nodes)
+        if isinstance(node, Gen) and node.n > 1:
+            children = tuple(branch.child() for _ in range(node.n))
+            samples = tuple((child, child.declare(node)) for child in children)
+            value = Branches(children, branch)
+            branch.append_step(Step(node, location, branch.declare(node), samples, value))
+        else:
+            branch.append(node, location)
+    return any(isinstance(node, Call) for node in nodes)
 
 
-def _variable(branch: Branch, name: str) -> Variable:
-    if name not in branch.variables:
-        location, known = statement_location(), branch.variables
+def _variable(branch: Branch, name: Key) -> Variable:
+    variable = branch.variables.get(name)
+    if variable is None:
+        location, known = statement_location(), [key for key in branch.variables if isinstance(key, str)]
+        hint = nearest(name, known) if isinstance(name, str) else ""
         raise ProgramError(
-            f'program "{branch.run.program}" has set no "{name}" (read at {location}).{nearest(str(name), known)}',
+            f'program "{branch.run.program}" has set no {_shown(name)} (read at {location}).{hint}',
             program=branch.run.program,
             location=location,
-            call=name,
+            call=name if isinstance(name, str) else name.name,
             prompt=branch.transcript.text,
         )
-    return branch.variables[name]
+    return variable
 
 
-def _opened(run: ProgramRun, variable: Variable, name: str) -> Reply:
+def _opened(run: ProgramRun, variable: Variable, name: Key) -> Reply:
     settled = variable.result()
     if isinstance(settled, Failure):
         run.tell(settled)
-        raise settled.error(reading=name)
+        raise settled.error(reading=name if isinstance(name, str) else name.name)
     return settled
+
+
+def _shown(name: Key) -> str:
+    return f'"{name}"' if isinstance(name, str) else name.label
 
 
 def _raise_failure(branch: Branch) -> None:
@@ -318,7 +491,7 @@ def statement_location() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def replies(branch: Branch) -> Iterator[tuple[str, Reply | Failure]]:
+def replies(branch: Branch) -> Iterator[tuple[Key, Reply | Failure]]:
     """Give the settled variables of a branch."""
     for name, variable in branch.variables.items():
         if variable.done():

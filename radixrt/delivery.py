@@ -119,10 +119,13 @@ class OutputCollector:
         self._chunks: list[list[OutputChunk]] = [[] for _ in range(num_samples)]
         self._usage: Usage | None = None
         self._seconds = 0.0
+        self._first_token_s: float | None = None
 
     def add(self, chunk: OutputChunk) -> bool:
         """Take a chunk; give whether it was the request's last."""
         self._chunks[chunk.sample_index].append(chunk)
+        if self._first_token_s is None and chunk.token_ids:
+            self._first_token_s = self._clock() - self._started
         if chunk.usage is not None:
             self._usage = chunk.usage
             self._seconds = self._clock() - self._started
@@ -142,6 +145,7 @@ class OutputCollector:
             usage=self._usage,
             prompt_logprobs=self._chunks[0][0].prompt_logprobs,
             seconds=self._seconds,
+            first_token_s=self._first_token_s,
         )
 
 

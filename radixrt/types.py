@@ -316,13 +316,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutput:
-    """The result of one request; text, token_ids, finish_reason and logprobs are those of sample 0."""
+    """The result of one request; text, token_ids, finish_reason and logprobs are those of sample 0.
+
+    Attributes:
+        seconds: from the request to its end.
+        first_token_s: from the request to its first token; None when nobody looked or no token came.
+    """
 
     prompt_ids: tuple[int, ...]
     samples: tuple[Sample, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     seconds: float = 0.0
+    first_token_s: float | None = None
 
     @property
     def text(self) -> str:

@@ -49,6 +49,11 @@ class ThreadedEngine:
         self.requests = []
         self.aborted = []
         self.threads = []
+        self.open_scopes = set()
+
+    def scope(self):
+        self.open_scopes.add(len(self.open_scopes))
+        return OpenScope(self.open_scopes, len(self.open_scopes) - 1)
 
     def submit(self, request, deliver):
         if request.sampling.temperature == 99:
@@ -70,6 +75,14 @@ class ThreadedEngine:
         usage = Usage(prompt_tokens=len(request.prompt_ids), output_tokens=3)
         deliver(OutputChunk(0, "a", (97,), prompt_logprobs=logprobs))
         deliver(OutputChunk(0, "b", (98, 1), finish_reason=FinishReason.STOP, usage=usage))
+
+
+class OpenScope:
+    def __init__(self, open_scopes, scope_id):
+        self._open_scopes, self.scope_id = open_scopes, scope_id
+
+    def close(self):
+        self._open_scopes.discard(self.scope_id)
 
 
 class Ticket:

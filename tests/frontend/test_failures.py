@@ -1,7 +1,6 @@
 """Every failure reaches its reader, with place and cause, and nothing hangs."""
 
 import asyncio
-import inspect
 import os
 import re
 import signal
@@ -12,14 +11,9 @@ import pytest
 from frontend_lang import Err, Ok, ProgramError, gen, program
 from radixrt import EngineStopped
 from tests.support.backends import ScriptedBackend
+from tests.support.places import place
 
 pytestmark = pytest.mark.timeout(5)
-
-
-def place(program, text):
-    """Give "file:line" of the first source line of a program that holds `text`."""
-    lines, first = inspect.getsourcelines(program.function)
-    return f"{__file__}:{first + next(index for index, line in enumerate(lines) if text in line)}"
 
 
 @program

@@ -19,7 +19,7 @@ from frontend_lang import (
     system,
     user,
 )
-from frontend_lang.builders import GenOptions
+from frontend_lang.builders import ConstraintOptions, SamplingOptions
 from radixrt import GrammarSpec, InvalidRequest, SamplingParams
 from tests.support.backends import ScriptedBackend
 
@@ -191,7 +191,8 @@ def test_every_option_reaches_the_request():
         "logprobs": 2,
         "choices": ["a", "b"],
     }
-    assert set(options) | {"n", "regex", "schema", "grammar"} == set(GenOptions.__annotations__)
+    known = set(ConstraintOptions.__annotations__) | set(SamplingOptions.__annotations__)
+    assert set(options) | {"regex", "grammar", "heal", "timeout_s", "retries"} == known
 
     @program
     def all_options(s):
@@ -233,14 +234,14 @@ def test_bad_options_are_refused_where_they_are_written():
         gen("x", max_token=5)
     with pytest.raises(InvalidRequest, match="temperature"):
         gen("x", temperature=-1)
-    with pytest.raises(InvalidRequest, match=r"n must be 1 in gen, got 3; state.fork\(n\)"):
-        gen("x", n=3)
+    with pytest.raises(InvalidRequest, match=r"n must be a whole number in \[1, 128\], got 0"):
+        gen("x", n=0)
     with pytest.raises(InvalidRequest, match="one constraint, got regex and choices"):
         gen("x", regex="a", choices=["a"])
-    with pytest.raises(InvalidRequest, match="Pydantic model class or a JSON Schema"):
+    with pytest.raises(InvalidRequest, match=r"Pydantic model, TypedDict, dataclass .* or a JSON Schema"):
         gen("x", schema=5)
-    with pytest.raises(InvalidRequest, match="must be a GrammarSpec"):
-        gen("x", grammar="start: x")
+    with pytest.raises(InvalidRequest, match="must be Lark text or a GrammarSpec"):
+        gen("x", grammar=5)
     with pytest.raises(InvalidRequest, match="name must be"):
         gen("")
     with pytest.raises(InvalidRequest, match="distinct"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from frontend_lang import ScoredContinuation
@@ -12,6 +12,7 @@ from radixrt import (
     FinishReason,
     GenerateRequest,
     GenerationOutput,
+    OutputChunk,
     Sample,
     TextPiece,
     Usage,
@@ -31,6 +32,8 @@ class ScriptedBackend:
         fail_at: the calls, counted from 0, that raise `error`.
         delay_s: how long each call takes.
         requests: every request, in order of arrival; running, most_running: calls at work, and their maximum.
+        chunk_characters: how many characters a streamed chunk holds.
+        open_scopes: scopes that are open; num_scopes: how many were ever opened.
         aborted: how many calls were cancelled while they ran.
         ends_with_eos: give the end-of-sequence token with every answer, as an engine does.
     """
@@ -47,6 +50,10 @@ class ScriptedBackend:
     aborted: int = 0
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     encoded: list[list[TextPiece]] = field(default_factory=list)
+    chunk_characters: int = 1
+    open_scopes: set[int] = field(default_factory=set)
+    num_scopes: int = 0
+    transient_errors: tuple[type[Exception], ...] = ()
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -76,8 +83,54 @@ class ScriptedBackend:
         default = "<|im_start|>system\nHelp.<|im_end|>\n" if not history and role != "system" else ""
         return f"{default}<|im_start|>{role}\n", "<|im_end|>\n"
 
+    def open_scope(self) -> int:
+        self.num_scopes += 1
+        self.open_scopes.add(self.num_scopes)
+        return self.num_scopes
+
+    def close_scope(self, scope_id: int) -> None:
+        self.open_scopes.remove(scope_id)
+
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
+        """Give what `generate` gives, a few characters at a time, one sample after the other."""
+        output = await self.generate(request)
+        last = len(output.samples) - 1
+        for index, sample in enumerate(output.samples):
+            step = self.chunk_characters
+            starts = range(0, max(len(sample.token_ids), 1), step)
+            for start in starts:
+                await asyncio.sleep(0)
+                is_end = start == starts[-1]
+                yield OutputChunk(
+                    index,
+                    sample.text[start : start + step],
+                    sample.token_ids[start : start + step],
+                    sample.finish_reason if is_end else None,
+                    sample.logprobs[start : start + step],
+                    usage=output.usage if is_end and index == last else None,
+                )
+
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
+        """Answer; with n > 1 each sample is the next answer of the script."""
         index = await self._work(request)
+        samples = [self._sample(request, index)]
+        for _ in range(request.sampling.n - 1):
+            self.requests.append(request)
+            samples.append(self._sample(request, self._count()))
+        num_output = sum(len(sample.token_ids) for sample in samples)
+        usage = Usage(
+            prompt_tokens=len(request.prompt_ids),
+            cached_tokens=len(request.prompt_ids) - 1,
+            computed_tokens=num_output,
+            output_tokens=num_output,
+        )
+        return GenerationOutput(request.prompt_ids, tuple(samples), usage)
+
+    def _count(self) -> int:
+        self.num_calls += 1
+        return self.num_calls - 1
+
+    def _sample(self, request: GenerateRequest, index: int) -> Sample:
         answer = self.script
         prompt = self.decode(request.prompt_ids)
         text = answer(request, prompt) if callable(answer) else answer[min(index, len(answer) - 1)]
@@ -92,16 +145,15 @@ class ScriptedBackend:
             shown = self.decode(token_ids)
         elif self.ends_with_eos and not is_cut:
             token_ids = [*token_ids, EOS]
-        usage = Usage(
-            prompt_tokens=len(request.prompt_ids),
-            cached_tokens=len(request.prompt_ids) - 1,
-            computed_tokens=len(token_ids),
-            output_tokens=len(token_ids),
-        )
-        return GenerationOutput(request.prompt_ids, (Sample(shown, tuple(token_ids), reason),), usage)
+        return Sample(shown, tuple(token_ids), reason)
 
     async def score(
-        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
+        self,
+        prefix_ids: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        *,
+        label: str = "",
+        scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
         await self._work(GenerateRequest(tuple(prefix_ids), label=label))
         texts = [self.decode(continuation) for continuation in continuations]
@@ -113,8 +165,7 @@ class ScriptedBackend:
         ]
 
     async def _work(self, request: GenerateRequest) -> int:
-        index = self.num_calls
-        self.num_calls += 1
+        index = self._count()
         self.requests.append(request)
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -1,103 +1,28 @@
-"""Where a program's calls go. The only module that imports radixrt, and only its public names.
-
-A program needs six things of a runtime: encode, decode, the texts around a chat message, the ids that begin and end
-a sequence, generate and score. `Backend` says them as a protocol; `EngineBackend` is an engine in this process.
-"""
+"""A program's calls on an engine in this process. The only module that imports what runs in radixrt."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Protocol
 
-from frontend_lang.waiting import all_or_first_error
-from radixrt import (
-    FinishReason,
+from frontend_lang.backends.protocol import ScoredContinuation
+from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
-    GrammarSpec,
     InvalidRequest,
     OutputChunk,
     OutputCollector,
-    ProgramError,
-    RequestAborted,
     SamplingParams,
     TextPiece,
-    TokenLogprob,
-    Usage,
-    stream_chunks,
 )
-
-__all__ = [
-    "Backend",
-    "EngineBackend",
-    "FinishReason",
-    "GenerateRequest",
-    "GenerationOutput",
-    "GrammarSpec",
-    "InvalidRequest",
-    "OutputChunk",
-    "ProgramError",
-    "RequestAborted",
-    "RuntimeEngine",
-    "SamplingParams",
-    "ScoredContinuation",
-    "TextPiece",
-    "TokenLogprob",
-    "Usage",
-]
+from frontend_lang.waiting import all_or_first_error
+from radixrt import stream_chunks
 
 Deliver = Callable[[OutputChunk | BaseException], None]
 
-
 MAX_SCORED_TOGETHER = 64  # choices of one select that wait in the engine at a time
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredContinuation:
-    """The log-probabilities of one continuation's tokens, in order, and what they cost."""
-
-    logprobs: tuple[float, ...]
-    usage: Usage
-
-
-class Backend(Protocol):
-    """A runtime as a program sees it. Called on the program's event loop; must not block it."""
-
-    @property
-    def bos_ids(self) -> tuple[int, ...]:
-        """Give the ids in front of a transcript that starts with plain text."""
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        """Give the ids that end a sequence; a transcript never holds a generated one at the end of a call."""
-
-    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
-        """Encode pieces as one text; control tokens count in template pieces only.
-
-        Args:
-            is_start: nothing is before it; some tokenizers put a space before the first word of a text.
-        """
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Give the text of token ids."""
-
-    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
-        """Give the template's text before and after the content of the next message.
-
-        Args:
-            history: the earlier messages, each with "role" and "content".
-        """
-
-    async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        """Run one request to its end. Cancelling the awaiting task aborts it."""
-
-    async def score(
-        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
-    ) -> list[ScoredContinuation]:
-        """Give the log-probabilities of each continuation after the prefix (one token or more)."""
 
 
 class RuntimeTicket(Protocol):
@@ -105,6 +30,16 @@ class RuntimeTicket(Protocol):
 
     def abort(self) -> None:
         """Give up the request; safe from any thread and after its end."""
+
+
+class RuntimeScope(Protocol):
+    """An open scope of an engine."""
+
+    @property
+    def scope_id(self) -> int: ...
+
+    def close(self) -> None:
+        """Let go of its prefixes; fine when it or the engine is closed."""
 
 
 class RuntimeChat(Protocol):
@@ -140,13 +75,19 @@ class RuntimeEngine(Protocol):
     def submit(self, request: GenerateRequest, deliver: Deliver) -> RuntimeTicket:
         """Start a request; `deliver` gets its chunks, or the error that ends it, in the engine's thread."""
 
+    def scope(self) -> RuntimeScope:
+        """Open a scope: the prefixes of its requests are evicted last."""
+
 
 class EngineBackend:
-    """Run a program's calls on an engine in this process."""
+    """Run a program's calls on an engine in this process. Owns the scopes that programs opened."""
+
+    transient_errors: tuple[type[Exception], ...] = ()  # what fails here fails again: nothing is in between
 
     def __init__(self, engine: RuntimeEngine) -> None:
         self._engine = engine
         self._tokenizer = engine.tokenizer
+        self._scopes: dict[int, RuntimeScope] = {}
         self._bos_ids = tuple(engine.tokenizer.encode(""))
         self._eos_ids = frozenset(engine.tokenizer.eos_ids)
 
@@ -175,20 +116,40 @@ class EngineBackend:
             )
         return self._tokenizer.chat.open_role(history, role)
 
+    def open_scope(self) -> int | None:
+        scope = self._engine.scope()
+        self._scopes[scope.scope_id] = scope
+        return scope.scope_id
+
+    def close_scope(self, scope_id: int) -> None:
+        self._scopes.pop(scope_id).close()
+
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
+        return stream_chunks(self._engine.submit, request)
+
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
         collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async with aclosing(stream_chunks(self._engine.submit, request)) as chunks:
+        async with aclosing(self.stream(request)) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.output()
 
     async def score(
-        self, prefix_ids: Sequence[int], continuations: Sequence[Sequence[int]], *, label: str = ""
+        self,
+        prefix_ids: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        *,
+        label: str = "",
+        scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
         sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
         requests = [
             GenerateRequest(
-                (*prefix_ids, *continuation), sampling, logprob_start=len(prefix_ids), label=label
+                (*prefix_ids, *continuation),
+                sampling,
+                logprob_start=len(prefix_ids),
+                label=label,
+                scope_id=scope_id,
             )
             for continuation in continuations
         ]

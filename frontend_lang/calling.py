@@ -1,0 +1,186 @@
+"""How one request of a call is sent: its limits, its retries, and its text as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from frontend_lang.backends import (
+    DeadlineExceeded,
+    GenerateRequest,
+    GenerationOutput,
+    InvalidRequest,
+    OutputChunk,
+    OutputCollector,
+    call_site,
+)
+from frontend_lang.branch import Branch, ProgramRun
+from frontend_lang.events import CallDone, TextDelta
+from frontend_lang.limits import BudgetExceeded, CallLimits, Retry
+from frontend_lang.nodes import Call, Step
+from frontend_lang.outcome import summary
+from frontend_lang.trace import CallRecord
+
+T = TypeVar("T")
+
+
+class CallLog:
+    """Own the record of one call while it runs; its requests are known by the place it was made at.
+
+    `fields` grows, then `close` or `fail` makes the record of it, once.
+    """
+
+    def __init__(self, kind: str, step: Step, name: str | None, branch: Branch) -> None:
+        self.run = branch.run
+        self.started = self.run.clock()
+        self.index = self.run.num_calls_started
+        self.fields: dict[str, Any] = {
+            "index": self.index,
+            "kind": kind,
+            "name": name,
+            "location": step.location,
+            "branch": branch.path,
+        }
+        self.run.num_calls_started += 1
+        call_site.set(f"{self.run.program}:{branch.path}#{branch.num_calls}")
+        branch.num_calls += 1
+        self.record: CallRecord | None = None
+
+    def close(self, error: str | None = None) -> CallRecord:
+        """Make the record and tell of it."""
+        record = CallRecord(**self.fields, seconds=self.run.clock() - self.started, error=error)
+        self.record = record
+        self.run.calls.append(record)
+        if self.run.listener is not None:
+            self.run.listener(CallDone(record))
+        return record
+
+    def fail(self, error: BaseException) -> None:
+        """Make the record of a call that failed, unless there is one."""
+        if self.record is None:
+            self.close(summary(error))
+
+
+class Teller:
+    """Tell a stream's reader of the text of a gen as it comes.
+
+    With several samples each tells of its own branch, and the first of the gen's branch too, which goes on with it.
+
+    Args:
+        num_hidden: how many characters of each sample's start the transcript has already.
+    """
+
+    def __init__(self, branch: Branch, step: Step, *, num_hidden: int) -> None:
+        self._listener = branch.run.listener
+        self._name = step.node.name if isinstance(step.node, Call) else None
+        self._paths = [[child.path] for child, _ in step.samples] or [[]]
+        self._paths[0].insert(0, branch.path)
+        self._hidden = [num_hidden] * len(self._paths)
+
+    def __call__(self, chunk: OutputChunk) -> None:
+        index = chunk.sample_index
+        text = chunk.text[self._hidden[index] :]
+        self._hidden[index] -= len(chunk.text) - len(text)
+        if text and self._listener is not None:
+            for path in self._paths[index]:
+                self._listener(TextDelta(path, text, self._name, is_generated=True))
+
+
+async def send(
+    request: GenerateRequest,
+    run: ProgramRun,
+    limits: CallLimits,
+    on_chunk: Callable[[OutputChunk], None],
+) -> GenerationOutput:
+    """Run a request within the limits of its call and its program.
+
+    Args:
+        on_chunk: told of every chunk when somebody streams the program.
+    Raises:
+        DeadlineExceeded, BudgetExceeded: a limit was reached. Exception: what the backend raised.
+    """
+    is_shown = False
+
+    def show(chunk: OutputChunk) -> None:
+        nonlocal is_shown
+        is_shown = is_shown or bool(chunk.text)
+        on_chunk(chunk)
+
+    async def once() -> GenerationOutput:
+        if run.listener is None:
+            return await run.backend.generate(request)
+        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
+        async with aclosing(run.backend.stream(request)) as chunks:
+            async for chunk in chunks:
+                collector.add(chunk)
+                show(chunk)
+        return collector.output()
+
+    if run.budget.is_endless:
+        return await within(run, limits, once, lambda: is_shown)
+    sampling = request.sampling
+    granted = await within(
+        run, limits, lambda: run.budget.reserve(sampling.max_tokens * sampling.n), lambda: True
+    )
+    num_written = granted
+    try:
+        max_tokens = granted // sampling.n
+        if max_tokens < max(sampling.min_tokens, 1):
+            num_written = 0
+            raise BudgetExceeded(f"the program's token_budget has {granted} tokens left")
+        request = replace(request, sampling=replace(sampling, max_tokens=max_tokens))
+        output = await within(run, limits, once, lambda: is_shown)
+        num_written = sum(len(sample.token_ids) for sample in output.samples)
+    finally:
+        run.budget.settle(granted, num_written)
+    return output
+
+
+async def within(
+    run: ProgramRun,
+    limits: CallLimits,
+    work: Callable[[], Awaitable[T]],
+    is_final: Callable[[], bool] = lambda: False,
+) -> T:
+    """Do a piece of a call's work within its time, again after transient errors.
+
+    Args:
+        is_final: tells whether the work cannot be done again, because its text was shown.
+    """
+    run.deadline.check()
+    retry = limits.retry or run.limits.retry
+    if retry is not None and retry.times and not run.backend.transient_errors:
+        raise InvalidRequest(
+            "retries needs a runtime whose calls can be sent again; the calls of this one fail for good",
+            parameter="retries",
+            value=retry.times,
+        )
+    left_s = run.deadline.left_s(limits.timeout_s)
+    if left_s is None:
+        return await _tried(run, retry, work, is_final)
+    try:
+        async with asyncio.timeout(left_s) as timer:
+            return await _tried(run, retry, work, is_final)
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        whose = "call" if limits.timeout_s is not None and left_s >= limits.timeout_s else "program"
+        raise DeadlineExceeded(f"the {whose}'s timeout_s is over") from error
+
+
+async def _tried(
+    run: ProgramRun, retry: Retry | None, work: Callable[[], Awaitable[T]], is_final: Callable[[], bool]
+) -> T:
+    if retry is None or not retry.times:
+        return await work()
+    for index in range(retry.times):
+        try:
+            return await work()
+        except run.backend.transient_errors:
+            if is_final():
+                raise
+        await asyncio.sleep(retry.pause_s(index))
+    return await work()

@@ -1,0 +1,16 @@
+"""What a run did, as data: made of a run, printed, shown in a browser, saved and replayed.
+
+| module | what |
+|---|---|
+| `model` | `Trace` and its branches: frozen data, saved as JSON |
+| `seen` | what is kept of a run so that a trace can be made of it |
+| `tree` | the order in which text, calls and forks stand in a branch |
+| `text`, `page` | the tree as plain text; as one self-contained HTML page |
+| `dry` | `DryRun`: the prompts of a program that sent nothing |
+"""
+
+from frontend_lang.traces.dry import DryPrompt, DryRun, dry_run_of
+from frontend_lang.traces.model import Trace, TracedBranch
+from frontend_lang.traces.seen import Seen, see
+
+__all__ = ["DryPrompt", "DryRun", "Seen", "Trace", "TracedBranch", "dry_run_of", "see"]

@@ -1,0 +1,205 @@
+"""A trace: the tree of program, branches and calls, with every piece of text that was sent or came back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from frontend_lang.backends import InvalidRequest, Recording, ReplayBackend, Usage
+from frontend_lang.backends.recording import RunFile
+from frontend_lang.trace import CallRecord, table, total_usage
+from frontend_lang.traces.page import as_fragment, as_page
+from frontend_lang.traces.text import as_text
+from frontend_lang.transcript import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class TracedBranch:
+    """One line of execution.
+
+    Attributes:
+        path: "root", or the fork: "root/0" is the first child.
+        place: how many of its parent's segments stand before the fork.
+        segments: what it added, in order.
+        messages: (role, content) of its chat so far, its parents' included.
+        error: what ended it, or None.
+    """
+
+    path: str
+    place: int = 0
+    segments: tuple[Segment, ...] = ()
+    messages: tuple[tuple[str, str], ...] = ()
+    error: str | None = None
+
+    @property
+    def parent(self) -> str | None:
+        """Give the parent's path; None for the root."""
+        head, _, tail = self.path.rpartition("/")
+        return head if tail and head else None
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """How long a call took, in seconds.
+
+    Attributes:
+        first_token_s: from its start to its first token; None where the runtime does not tell.
+        num_requests: how many it sent to the runtime: several for a retry or some selects, 0 if it did not come so far.
+    """
+
+    total_s: float
+    first_token_s: float | None
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one run of a program did; `print(trace)` shows it as a tree.
+
+    Attributes:
+        program: its name.
+        calls: every call of all branches, in order of start.
+        branches: the root first, each after its parent.
+        recording: what the runtime was asked and said, for `replay`.
+        error: what the run ended with, or None.
+    """
+
+    program: str
+    calls: tuple[CallRecord, ...]
+    branches: tuple[TracedBranch, ...]
+    recording: Recording = field(repr=False)
+    error: str | None = None
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def html(self) -> str:
+        """Give one self-contained page: nothing is fetched, text is escaped, it reads without scripts."""
+        return as_page(self)
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook where it is the value of a cell."""
+        return as_fragment(self)
+
+    @property
+    def usage(self) -> Usage:
+        """Give the sum over all calls."""
+        return total_usage([call.usage for call in self.calls])
+
+    def table(self) -> str:
+        """Give a plain-text table of the calls and their token counts."""
+        return table(self.calls)
+
+    def branch(self, path: str = "root") -> TracedBranch:
+        """Give a branch by its path.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        for branch in self.branches:
+            if branch.path == path:
+                return branch
+        paths = ", ".join(branch.path for branch in self.branches[:20])
+        raise InvalidRequest(
+            f"the trace has no branch {path!r}; it has {paths}", parameter="path", value=path
+        )
+
+    def call(self, index: int) -> CallRecord:
+        """Give a call by its index.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        for call in self.calls:
+            if call.index == index:
+                return call
+        raise InvalidRequest(f"the trace has no call {index!r}", parameter="index", value=index)
+
+    def text(self, path: str = "root") -> str:
+        """Give the whole transcript of a branch, what it inherited included."""
+        return self._before(path) + _joined(self.branch(path).segments)
+
+    def messages(self, path: str = "root") -> list[dict[str, str]]:
+        """Give the chat messages of a branch as dicts of "role" and "content"."""
+        return [{"role": role, "content": content} for role, content in self.branch(path).messages]
+
+    def prompt(self, index: int) -> str:
+        """Give the text that stood before a call, exactly as it was sent, template included.
+
+        What a call gets beyond its branch's transcript (a question of `decide`, a healed token) is in `prompt_ids`.
+        """
+        call = self.call(index)
+        segments = self.branch(call.branch).segments
+        later = (
+            place
+            for place, segment in enumerate(segments)
+            if segment.call_index is not None and segment.call_index >= index
+        )
+        return self._before(call.branch) + _joined(segments[: next(later, len(segments))])
+
+    def times(self, index: int) -> CallTimes:
+        """Give how long a call took."""
+        call = self.call(index)
+        earlier = [other for other in self.calls if other.branch == call.branch and other.index < index]
+        site = f"{self.program}:{call.branch}#{len(earlier)}"
+        requests = [recorded for recorded in self.recording.calls if recorded.site == site]
+        first_s = requests[-1].first_token_s if requests else None
+        if first_s is not None:  # of a call that was sent again, the waiting before counts too
+            first_s += requests[-1].started_s - requests[0].started_s
+        return CallTimes(call.seconds, first_s, len(requests))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON; `Trace.load` and `ReplayBackend.load` read it."""
+        TraceFile(
+            recording=self.recording,
+            program=self.program,
+            calls=tuple(replace(call, distribution=_dict(call.distribution)) for call in self.calls),
+            branches=self.branches,
+            error=self.error,
+        ).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read what `save` wrote.
+
+        Raises:
+            InvalidRequest: not such a file, or of another version.
+        """
+        file = TraceFile.load(path)
+        return cls(file.program, file.calls, file.branches, file.recording, file.error)
+
+    def replay(self) -> ReplayBackend:
+        """Give a backend that answers as the runtime did: `program.with_options(backend=trace.replay()).run(...)`."""
+        return ReplayBackend(self.recording)
+
+    def _before(self, path: str) -> str:
+        branch = self.branch(path)
+        if branch.parent is None:
+            return ""
+        return self._before(branch.parent) + _joined(self.branch(branch.parent).segments[: branch.place])
+
+
+class TraceFile(RunFile):
+    """A saved trace."""
+
+    program: str
+    calls: tuple[CallRecord, ...]
+    branches: tuple[TracedBranch, ...]
+    error: str | None = None
+
+
+def _joined(segments: tuple[Segment, ...]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+def _dict(distribution: Mapping[str, float] | None) -> dict[str, float] | None:
+    return None if distribution is None else dict(distribution)
+
+
+def plain(messages: list[dict[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Give messages as pairs. Pure."""
+    return tuple((message["role"], message["content"]) for message in messages)
+
+
+__all__ = ["CallTimes", "Trace", "TraceFile", "TracedBranch", "plain"]

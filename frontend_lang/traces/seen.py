@@ -1,0 +1,55 @@
+"""What is kept of a run, so that a trace can be made of it when somebody asks: references, nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frontend_lang.backends import RecordingBackend
+from frontend_lang.branch import ProgramRun
+from frontend_lang.outcome import Failure, summary
+from frontend_lang.trace import CallRecord
+from frontend_lang.traces.model import Trace, TracedBranch, plain
+from frontend_lang.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Hold the parts of a run that has ended."""
+
+    program: str
+    calls: tuple[CallRecord, ...]
+    branches: tuple[tuple[str, Transcript, Failure | None], ...]
+    recorder: RecordingBackend
+
+    def trace(self, error: BaseException | None = None) -> Trace:
+        """Make the trace.
+
+        Args:
+            error: what the run ended with.
+        """
+        starts: dict[str, int] = {}
+        traced: list[TracedBranch] = []
+        for path, transcript, failure in self.branches:
+            starts[path] = transcript.num_inherited
+            parent = path.rpartition("/")[0]
+            traced.append(
+                TracedBranch(
+                    path,
+                    transcript.num_inherited - starts.get(parent, 0),
+                    transcript.own_segments,
+                    plain(transcript.messages),
+                    None if failure is None else f"{failure.label}: {summary(failure.cause)}",
+                )
+            )
+        told = None if error is None else str(error) or type(error).__name__
+        return Trace(self.program, self.calls, tuple(traced), self.recorder.recording, told)
+
+
+def see(run: ProgramRun, recorder: RecordingBackend) -> Seen:
+    """Keep what a run leaves."""
+    return Seen(
+        run.program,
+        tuple(sorted(run.calls, key=lambda call: call.index)),
+        tuple((branch.path, branch.transcript, branch.failure) for branch in run.branches),
+        recorder,
+    )
