@@ -313,6 +313,11 @@ class Engine:
             )
         return self._loop.open_scope(ttl_s)
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the engine takes requests: neither closed nor dead. Never waits."""
+        return self._loop.is_running
+
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""
         return self._loop.stats()
