@@ -1,0 +1,59 @@
+"""Messages and texts -> prompt token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from radixrt.errors import InvalidRequest
+from radixrt.server.bodies_chat import ChatBody, Message
+from radixrt.text.tokenizer import Tokenizer
+from radixrt.types import TextPiece
+
+_ROLES = {"developer": "system"}  # templates know no developer
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Give messages as a chat template takes them.
+
+    Raises:
+        InvalidRequest: a message has no text.
+    """
+    return [_plain(message, index) for index, message in enumerate(messages)]
+
+
+def _plain(message: Message, index: int) -> dict[str, str]:
+    place = f"messages/{index}"
+    if message.tool_calls or message.tool_call_id is not None or message.role == "tool":
+        raise InvalidRequest("tools are not supported yet", parameter=place)
+    if message.content is None:
+        raise InvalidRequest(f"{place}/content is missing", parameter=f"{place}/content")
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": _ROLES.get(message.role, message.role), "content": text}
+
+
+def has_breakpoint(messages: Sequence[Message]) -> bool:
+    """Tell whether a message marks the end of a reusable prefix."""
+    return any(
+        part.prompt_cache_breakpoint is not None
+        for message in messages
+        if message.content is not None and not isinstance(message.content, str)
+        for part in message.content
+    )
+
+
+def chat_prompt(tokenizer: Tokenizer, body: ChatBody) -> list[int]:
+    """Render and encode a chat; content never becomes a control token. Takes a text's length of time."""
+    if tokenizer.chat is None:
+        raise InvalidRequest("this model has no chat template; use /v1/completions", parameter="messages")
+    messages = plain_messages(body.messages)
+    if not body.continue_final_message:
+        return tokenizer.encode_pieces(tokenizer.chat.render(messages, add_generation_prompt=True))
+    if messages[-1]["role"] != "assistant":
+        raise InvalidRequest(
+            "continue_final_message needs a last message of the assistant", parameter="continue_final_message"
+        )
+    if len(messages) == 1:
+        raise InvalidRequest("there must be a message before the assistant's", parameter="messages")
+    pieces = tokenizer.chat.render(messages[:-1], add_generation_prompt=True)
+    return tokenizer.encode_pieces([*pieces, TextPiece(messages[-1]["content"])])
