@@ -178,6 +178,7 @@ class SamplingParams:
         seed: the same seed gives the same tokens whatever else runs. None draws one.
         logprobs: None, or how many alternatives to report per new token besides the chosen one, 0 to 20.
             Natural logarithms of the model's own distribution, before temperature, penalties and masks.
+        logprob_token_ids: ids whose logprobs are reported too, after the likeliest, in this order; needs logprobs.
         prompt_logprobs: the same for prompt tokens from `GenerateRequest.logprob_start` on.
         ignore_eos: go on after an end-of-sequence token.
         grammar: constraint on the new text.
@@ -198,6 +199,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
@@ -205,7 +207,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stop: object = self.stop  # one string is accepted for a list of one
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _tuple("stop", stop))
-        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        for name in ("stop_token_ids", "logprob_token_ids"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+        _check_int("number of logprob_token_ids", len(self.logprob_token_ids), 0, MAX_LOGIT_BIAS)
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids needs logprobs", parameter="logprob_token_ids")
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(
                 "logit_bias must map token ids to numbers", parameter="logit_bias", value=self.logit_bias
@@ -377,7 +383,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's natural-log probability and its likeliest alternatives, best first."""
+    """A token's natural-log probability and its likeliest alternatives, best first, then those of logprob_token_ids."""
 
     token_id: int
     logprob: float
