@@ -9,22 +9,42 @@ from fastapi import FastAPI
 
 from radixrt.config import ServerConfig
 from radixrt.engine import AsyncEngine, Engine
-from radixrt.server import routes_chat, routes_completions, routes_health, routes_models
+from radixrt.server import (
+    routes_chat,
+    routes_completions,
+    routes_decisions,
+    routes_health,
+    routes_models,
+    routes_native,
+)
 from radixrt.server.bodies_chat import ChatBody
 from radixrt.server.bodies_completions import CompletionBody
+from radixrt.server.bodies_decisions import DecisionBody
+from radixrt.server.bodies_native import ExplainBody, GenerateBody, ScopeBody
 from radixrt.server.documents import add_document
 from radixrt.server.errors import add_error_handlers
 from radixrt.server.gate import Gate
 from radixrt.server.reading import Body
 from radixrt.server.service import Service
 
-ROUTERS = (routes_health.router, routes_models.router, routes_chat.router, routes_completions.router)
+ROUTERS = (
+    routes_health.router,
+    routes_models.router,
+    routes_chat.router,
+    routes_completions.router,
+    routes_native.router,
+    routes_decisions.router,
+)
 BODIES: tuple[type[Body], ...] = (
     ChatBody,
     CompletionBody,
     routes_models.TokenizeBody,
     routes_models.DetokenizeBody,
     routes_models.OpenRoleBody,
+    GenerateBody,
+    ExplainBody,
+    ScopeBody,
+    DecisionBody,
 )
 
 

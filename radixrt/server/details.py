@@ -19,6 +19,7 @@ async def reports(
     engine = service.engine
 
     def explain() -> list[PrefixReport]:
-        return [engine.explain(request.prompt_ids, namespace=request.namespace) for request in requests]
+        found = [engine.explain(item.prompt_ids, namespace=item.namespace) for item in requests]
+        return [service.shown(report) for report in found]
 
     return await service.in_thread(explain)

@@ -42,18 +42,22 @@ def has_breakpoint(messages: Sequence[Message]) -> bool:
     )
 
 
-def chat_prompt(tokenizer: Tokenizer, body: ChatBody) -> list[int]:
-    """Render and encode a chat; content never becomes a control token. Takes a text's length of time."""
+def chat_pieces(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[TextPiece]:
+    """Render a chat up to where the answer begins. Takes a text's length of time."""
     if tokenizer.chat is None:
         raise InvalidRequest("this model has no chat template; use /v1/completions", parameter="messages")
-    messages = plain_messages(body.messages)
+    return tokenizer.chat.render(plain_messages(messages), add_generation_prompt=True)
+
+
+def chat_prompt(tokenizer: Tokenizer, body: ChatBody) -> list[int]:
+    """Render and encode a chat; content never becomes a control token. Takes a text's length of time."""
     if not body.continue_final_message:
-        return tokenizer.encode_pieces(tokenizer.chat.render(messages, add_generation_prompt=True))
-    if messages[-1]["role"] != "assistant":
+        return tokenizer.encode_pieces(chat_pieces(tokenizer, body.messages))
+    *before, last = body.messages
+    if last.role != "assistant" or not before:
         raise InvalidRequest(
-            "continue_final_message needs a last message of the assistant", parameter="continue_final_message"
+            "continue_final_message needs a last message of the assistant and one before it",
+            parameter="continue_final_message",
         )
-    if len(messages) == 1:
-        raise InvalidRequest("there must be a message before the assistant's", parameter="messages")
-    pieces = tokenizer.chat.render(messages[:-1], add_generation_prompt=True)
-    return tokenizer.encode_pieces([*pieces, TextPiece(messages[-1]["content"])])
+    [begun] = plain_messages([last])
+    return tokenizer.encode_pieces([*chat_pieces(tokenizer, before), TextPiece(begun["content"])])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+import json
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -71,7 +72,7 @@ def parse_body(raw: bytes, kind: type[BodyType]) -> BodyType:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _as_request_error(error, kind) from None
+        raise _as_request_error(error, kind, raw) from None
 
 
 def check_depth(raw: bytes) -> None:
@@ -100,16 +101,17 @@ def _without_strings(raw: bytes) -> bytes:
     return b"".join(plain.split(b'"')[::2])
 
 
-def _as_request_error(error: ValidationError, kind: type[Body]) -> InvalidRequest:
+def _as_request_error(error: ValidationError, kind: type[Body], raw: bytes) -> InvalidRequest:
     """Give the first broken rule in our words, with the field as a JSON Pointer."""
     found = error.errors(include_url=False, include_context=False)
+    if found[0]["type"] == "json_invalid":
+        return InvalidRequest(f"the body must be JSON: {found[0]['msg']}", parameter="body")
+    given = _given(raw)
     # Of the branches of a union, the one that went furthest is the one that was meant.
-    first = max((item for item in found if item["loc"][:1] == found[0]["loc"][:1]), key=_depth_of_place)
-    place = _place(first)
-    pointer = "/".join(place)
-    name = place[-1] if place else "body"
-    if first["type"] == "json_invalid":
-        return InvalidRequest(f"the body must be JSON: {first['msg']}", parameter="body")
+    branches = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
+    first = max(branches, key=lambda item: len(_place(item, given)))
+    place = _place(first, given)
+    pointer, name = "/".join(place), place[-1] if place else "body"
     if first["type"] == "extra_forbidden":
         if len(place) == 1 and name in RETIRED_FIELDS:
             return InvalidRequest(f"{name}: {RETIRED_FIELDS[name]}", parameter=name)
@@ -118,24 +120,29 @@ def _as_request_error(error: ValidationError, kind: type[Body]) -> InvalidReques
     if first["type"] == "missing":
         return InvalidRequest(f"{pointer} is missing", parameter=pointer)
     text = first["msg"].removeprefix("Value error, ")
-    given = repr(first.get("input"))
+    value = repr(first.get("input"))[:120]
     return InvalidRequest(
-        f"{pointer or 'body'}: {text}, got {given[:120]}", parameter=pointer or "body", value=given[:120]
+        f"{pointer or 'body'}: {text}, got {value}", parameter=pointer or "body", value=value
     )
 
 
-def _place(item: ErrorDetails) -> list[str]:
-    return [str(part) for part in item["loc"] if not _is_union_tag(part)]
+def _given(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:  # a number with too many digits, say
+        return None
 
 
-def _depth_of_place(item: ErrorDetails) -> int:
-    return len(_place(item))
-
-
-def _is_union_tag(part: object) -> bool:
-    """Tell whether a part of an error's place names a branch of a union, which the client did not write."""
-    return isinstance(part, str) and (
-        part in ("str", "int", "float", "bool", "none")
-        or part.startswith(("list[", "function-", "dict[", "tagged-"))
-        or part[:1].isupper()
-    )
+def _place(item: ErrorDetails, given: Any) -> list[str]:
+    """Give where an error stands in what was given: its place less the names of unions' branches."""
+    place: list[str] = []
+    for at, part in enumerate(item["loc"]):
+        is_missing = item["type"] == "missing" and at == len(item["loc"]) - 1
+        if isinstance(given, dict) and (part in given or is_missing):
+            given = given.get(part)
+        elif isinstance(given, list) and isinstance(part, int) and part < len(given):
+            given = given[part]
+        else:
+            continue
+        place.append(str(part))
+    return place

@@ -48,7 +48,7 @@ async def _answer(service: Service, visit: Visit, body: ChatBody) -> Response:
     batch = await service.start([plan.request], constraint=plan.constraint)
     if body.stream:
         writer = _ChunkWriter(service, body, plan, found)
-        return EventStream(stream_events(batch, visit, writer))
+        return EventStream(stream_events(batch, visit, writer), batch)
     [output] = await batch.outputs()
     visit.notes.update(usage_notes(output.usage))
     return json_response(_completion(service, plan, output, found))

@@ -64,7 +64,7 @@ async def _answer(service: Service, visit: Visit, body: CompletionBody) -> Respo
     found = await reports(service, body, plan.requests)
     batch = await service.start(plan.requests, constraint=plan.constraint)
     if body.stream:
-        return EventStream(_events(batch, visit, _ChunkWriter(service, body, plan, found)))
+        return EventStream(_events(batch, visit, _ChunkWriter(service, body, plan, found)), batch)
     outputs = await batch.outputs()
     usage = _counted(plan, total(output.usage for output in outputs))
     visit.notes.update(usage_notes(usage))

@@ -20,50 +20,23 @@ Submit = Callable[[GenerateRequest, Deliver], Ticket]
 Item = tuple[int, OutputChunk | BaseException]
 
 
-class Batch(AsyncIterator[tuple[int, OutputChunk]]):
-    """Requests that are read as one stream of (index of the request, chunk).
+class _Inbox:
+    """Items on their way from the engine's thread to the event loop; one wake-up serves all that came meanwhile.
 
-    The first error of any ends all. Whoever opened it must close it; closing aborts what is not done.
-    Invariant: every request that is not done has a ticket here.
+    The engine holds it, and nothing of it holds the batch: a batch that nobody has any more can be collected.
     """
 
-    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
-        self.requests = requests
+    def __init__(self) -> None:
+        self.items: deque[Item] = deque()
+        self.arrival = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._items: deque[Item] = deque()
-        self._arrival = asyncio.Event()
         self._is_waking = False
-        self._open: dict[int, Ticket] = {}
 
-    @classmethod
-    async def start(cls, submit: Submit, requests: Sequence[GenerateRequest], *, executor: Executor) -> Self:
-        """Submit requests, all or none. Constraints may take long to compile, so those go through a thread.
-
-        Raises: what the engine's `submit` raises.
-        """
-        batch = cls(requests)
-        if any(request.sampling.grammar is not None for request in requests):
-            tickets = await _in_thread(executor, lambda: batch._submit_all(submit))
-        else:
-            tickets = batch._submit_all(submit)
-        batch._open = dict(enumerate(tickets))
-        return batch
-
-    def _submit_all(self, submit: Submit) -> list[Ticket]:
-        tickets: list[Ticket] = []
-        try:
-            for index, request in enumerate(self.requests):
-                tickets.append(submit(request, self._deliver(index)))
-        except BaseException:
-            _abort(tickets)
-            raise
-        return tickets
-
-    def _deliver(self, index: int) -> Deliver:
-        """Give the function that the engine's thread calls; one wake-up serves all that came meanwhile."""
+    def deliver(self, index: int) -> Deliver:
+        """Give the function that the engine's thread calls with a request's items."""
 
         def deliver(item: OutputChunk | BaseException) -> None:
-            self._items.append((index, item))
+            self.items.append((index, item))
             if self._is_waking:
                 return
             self._is_waking = True
@@ -76,18 +49,43 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
 
     def _wake(self) -> None:
         self._is_waking = False  # before the reader looks: what comes after this wakes again
-        self._arrival.set()
+        self.arrival.set()
+
+
+class Batch(AsyncIterator[tuple[int, OutputChunk]]):
+    """Requests that are read as one stream of (index of the request, chunk).
+
+    The first error of any ends all. Whoever opened it must close it; closing, or dropping it, aborts what is not done.
+    Invariant: every request that is not done has a ticket here.
+    """
+
+    def __init__(self, requests: Sequence[GenerateRequest], inbox: _Inbox, tickets: Sequence[Ticket]) -> None:
+        self.requests = requests
+        self._inbox = inbox
+        self._open = dict(enumerate(tickets))
+
+    @classmethod
+    async def start(cls, submit: Submit, requests: Sequence[GenerateRequest], *, executor: Executor) -> Self:
+        """Submit requests, all or none. Constraints may take long to compile, so those go through a thread.
+
+        Raises: what the engine's `submit` raises.
+        """
+        inbox = _Inbox()
+        if any(request.sampling.grammar is not None for request in requests):
+            tickets = await _in_thread(executor, lambda: _submit_all(submit, requests, inbox))
+        else:
+            tickets = _submit_all(submit, requests, inbox)
+        return cls(requests, inbox, tickets)
 
     async def __anext__(self) -> tuple[int, OutputChunk]:
-        if not self._items:
+        inbox = self._inbox
+        while not inbox.items:
             if not self._open:
                 raise StopAsyncIteration
-            self._arrival.clear()
-            # Between the look above and the clear nothing else ran on this loop, but the engine's thread may have.
-            while not self._items:
-                await self._arrival.wait()
-                self._arrival.clear()
-        index, item = self._items.popleft()
+            inbox.arrival.clear()
+            if not inbox.items:  # looked at again after the clear: a wake-up before it would be lost
+                await inbox.arrival.wait()
+        index, item = inbox.items.popleft()
         if isinstance(item, BaseException):
             self._open.pop(index, None)
             self.close()
@@ -96,16 +94,14 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
             self._open.pop(index, None)
         return index, item
 
-    @property
-    def has_more(self) -> bool:
-        """Tell whether the next item is there already."""
-        return bool(self._items)
-
     def close(self) -> None:
         """Abort the requests that are not done."""
         _abort(list(self._open.values()))
         self._open.clear()
-        self._items.clear()
+        self._inbox.items.clear()
+
+    def __del__(self) -> None:
+        self.close()
 
     async def outputs(self) -> list[GenerationOutput]:
         """Read to the end and give the outputs in order."""
@@ -118,6 +114,17 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
         finally:
             self.close()
         return [collector.output() for collector in collectors]
+
+
+def _submit_all(submit: Submit, requests: Sequence[GenerateRequest], inbox: _Inbox) -> list[Ticket]:
+    tickets: list[Ticket] = []
+    try:
+        for index, request in enumerate(requests):
+            tickets.append(submit(request, inbox.deliver(index)))
+    except BaseException:
+        _abort(tickets)
+        raise
+    return tickets
 
 
 def _abort(tickets: Sequence[Ticket]) -> None:

@@ -31,7 +31,7 @@ def sampling_of(
     given = body.model_dump(include=set(_PLAIN), exclude_none=True)
     if given.get("top_k") == -1:  # as others write "all"
         given["top_k"] = 0
-    if given.get("min_tokens", 0) > max_tokens:
+    if body.min_tokens is not None and body.min_tokens > max_tokens > 0:
         raise InvalidRequest(
             f"min_tokens must be at most max_tokens, {max_tokens}, got {body.min_tokens}",
             parameter="min_tokens",

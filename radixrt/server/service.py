@@ -15,14 +15,17 @@ from fastapi import Request
 from radixrt.config import ServerConfig
 from radixrt.engine import Engine
 from radixrt.errors import InvalidRequest, RequestError, UnknownModel
+from radixrt.explain import PrefixReport
 from radixrt.server.bodies import CallBody
 from radixrt.server.constraints import Constraint
 from radixrt.server.errors import pointed
 from radixrt.server.gate import Load, Visit, visit_of
 from radixrt.server.reading import BodyType, read_body
+from radixrt.server.resuming import Shelf
 from radixrt.server.retention import Retention, parse_ttl_s
 from radixrt.server.running import Batch
-from radixrt.server.security import KeyRing, NamespaceRule
+from radixrt.server.scopes import OpenScopes
+from radixrt.server.security import KeyRing, NamespaceRule, Tenant
 from radixrt.types import GenerateRequest, Namespace, SamplingParams
 
 T = TypeVar("T")
@@ -76,6 +79,8 @@ class Service:
         self.rule = NamespaceRule.of(config, num_keys=len(self.keys))
         self.load = Load(config.max_requests)
         self.retention = Retention(lambda ttl_s: engine.scope(ttl_s=ttl_s), clock=time.monotonic)
+        self.scopes = OpenScopes(lambda ttl_s: engine.scope(ttl_s=ttl_s))
+        self._shelves: dict[str, Shelf] = {}
         self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
         self.created_s = int(time.time())
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
@@ -102,6 +107,21 @@ class Service:
             if constraint is None:
                 raise
             raise pointed(error, constraint.pointer) from None
+
+    def shelf(self, tenant: Tenant) -> Shelf:
+        """Give the tenant's resumable streams."""
+        config = self.config
+        if tenant.name not in self._shelves:
+            self._shelves[tenant.name] = Shelf(max_bytes=config.resume_bytes, keep_s=config.resume_s)
+        return self._shelves[tenant.name]
+
+    def shown(self, report: PrefixReport) -> PrefixReport:
+        """Give a report without what other tenants wrote: text that is cached and the label of an eviction."""
+        if len(self.keys) <= 1:
+            return report
+        is_own = self.rule.mode != "shared"
+        label = None if report.evicted_for is None else ""
+        return replace(report, cached_text=report.cached_text if is_own else "", evicted_for=label)
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless the name is this server's model's (or none was said)."""
@@ -158,7 +178,9 @@ class Service:
         return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
     def close(self) -> None:
-        """End the threads; what they do is finished first."""
+        """End the threads and the resumable streams."""
+        for shelf in self._shelves.values():
+            shelf.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)
         self._grammar_threads.shutdown(wait=False, cancel_futures=True)
 

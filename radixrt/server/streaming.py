@@ -7,23 +7,30 @@ from collections.abc import AsyncGenerator
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
-from radixrt.server.running import until_disconnect
+from radixrt.server.running import Batch, until_disconnect
 
 DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(EventSourceResponse):
-    """Send events as they come. The reader's going away cancels the generator, whatever it waits for."""
+    """Send events as they come. The reader's going away cancels the generator, whatever it waits for.
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    Args:
+        batch: what the events are made of: closed at the end, even if the generator never began.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], batch: Batch | None = None) -> None:
         super().__init__(events, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         self._events = events
+        self._batch = batch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events to the end, or until nobody reads them."""
         try:
             await until_disconnect(receive, self.stream_response(send))
         finally:
+            if self._batch is not None:
+                self._batch.close()
             await self._events.aclose()
 
 

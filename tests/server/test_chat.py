@@ -7,8 +7,10 @@ import json
 
 import pytest
 
-from radixrt import GrammarSpec, SamplingParams
-from tests.support.servers import client, events
+from radixrt import GrammarSpec
+from tests.support import asking
+from tests.support.asking import chat_in_process, run
+from tests.support.servers import events
 
 HELLO = [{"role": "user", "content": "Hello"}]
 GREEDY = {"messages": HELLO, "max_tokens": 12, "temperature": 0}
@@ -20,28 +22,13 @@ SCHEMA = {
 }
 
 
-def run(engine, work, **options):
-    async def go():
-        async with client(engine, **options) as http:
-            return await work(http)
-
-    return asyncio.run(go())
-
-
-def post(engine, body, path=CHAT, **options):
-    return run(engine, lambda http: http.post(path, json=body), **options)
-
-
-def in_process(engine, messages, **sampling):
-    prompt_ids = engine.tokenizer.encode_pieces(
-        engine.tokenizer.chat.render(messages, add_generation_prompt=True)
-    )
-    return engine.generate(prompt_ids, SamplingParams(**sampling))
+def post(engine, body):
+    return asking.post(engine, CHAT, body)
 
 
 def test_greedy_answer_equals_the_engines(engine):
     answer = post(engine, GREEDY).json()
-    expected = in_process(engine, HELLO, max_tokens=12, temperature=0)
+    expected = chat_in_process(engine, HELLO, max_tokens=12, temperature=0)
     assert answer["choices"][0]["message"]["content"] == expected.text
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 12
@@ -50,7 +37,9 @@ def test_greedy_answer_equals_the_engines(engine):
 
 def test_streamed_and_among_sixteen_equals_alone(engine):
     questions = [[{"role": "user", "content": f"Question {index}?"}] for index in range(16)]
-    expected = [in_process(engine, messages, max_tokens=10, temperature=0).text for messages in questions]
+    expected = [
+        chat_in_process(engine, messages, max_tokens=10, temperature=0).text for messages in questions
+    ]
 
     async def work(http):
         bodies = [
@@ -146,7 +135,7 @@ def test_json_object_gives_an_object(engine):
 
 def test_logprobs_cover_every_token(engine):
     answer = post(engine, {**GREEDY, "logprobs": True, "top_logprobs": 2}).json()
-    expected = in_process(engine, HELLO, max_tokens=12, temperature=0, logprobs=2)
+    expected = chat_in_process(engine, HELLO, max_tokens=12, temperature=0, logprobs=2)
     content = answer["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in content] == pytest.approx(
         [item.logprob for item in expected.logprobs]
@@ -172,7 +161,7 @@ def test_streamed_logprobs_equal_whole_ones(engine):
 def test_seed_is_honoured(engine):
     body = {**GREEDY, "temperature": 1.5, "seed": 11}
     texts = {post(engine, body).json()["choices"][0]["message"]["content"] for _ in range(2)}
-    assert texts == {in_process(engine, HELLO, max_tokens=12, temperature=1.5, seed=11).text}
+    assert texts == {chat_in_process(engine, HELLO, max_tokens=12, temperature=1.5, seed=11).text}
 
 
 def test_logit_bias_and_penalties_reach_the_engine(engine):
@@ -215,7 +204,7 @@ def test_content_parts_and_nulls_are_accepted(engine):
     assert answer.status_code == 200
     assert (
         answer.json()["choices"][0]["message"]["content"]
-        == in_process(engine, HELLO, max_tokens=12, temperature=0).text
+        == chat_in_process(engine, HELLO, max_tokens=12, temperature=0).text
     )
 
 
@@ -260,7 +249,7 @@ def test_bad_field_is_400_and_named(engine, change, param, text):
 
 def test_grammar_spec_of_choices_is_the_engines(engine):
     body = {**GREEDY, "structured_outputs": {"choice": ["alpha", "beta"]}}
-    expected = in_process(
+    expected = chat_in_process(
         engine, HELLO, max_tokens=12, temperature=0, grammar=GrammarSpec.choice(["alpha", "beta"])
     )
     assert post(engine, body).json()["choices"][0]["message"]["content"] == expected.text

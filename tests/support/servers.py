@@ -39,6 +39,25 @@ def client_of(app: Any) -> httpx2.AsyncClient:
     )
 
 
+def scope_of(method: str, path: str, *, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """Give the ASGI scope of a JSON request, to drive an app message by message."""
+    given = {"content-type": "application/json", "host": "test", **(headers or {})}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("test", 80),
+    }
+
+
 def events(text: str) -> list[Any]:
     """Give the data of a stream's events; [DONE] as that text."""
     found = []
