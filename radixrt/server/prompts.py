@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from radixrt.errors import InvalidRequest
 from radixrt.server.bodies_chat import ChatBody, Message
@@ -42,17 +43,33 @@ def has_breakpoint(messages: Sequence[Message]) -> bool:
     )
 
 
-def chat_pieces(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[TextPiece]:
+def chat_pieces(
+    tokenizer: Tokenizer, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+) -> list[TextPiece]:
     """Render a chat up to where the answer begins. Takes a text's length of time."""
     if tokenizer.chat is None:
         raise InvalidRequest("this model has no chat template; use /v1/completions", parameter="messages")
-    return tokenizer.chat.render(plain_messages(messages), add_generation_prompt=True)
+    return tokenizer.chat.render(plain_messages(messages), add_generation_prompt=True, variables=variables)
+
+
+def template_variables(body: ChatBody, known: Collection[str]) -> dict[str, Any]:
+    """Give the variables for the model's template.
+
+    reasoning_effort and verbosity are offered under these names and, for templates that only know an on and off,
+    as enable_thinking; a template that reads none of them is unaffected.
+    """
+    offered: dict[str, Any] = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
+    if body.reasoning_effort is not None:
+        offered["enable_thinking"] = body.reasoning_effort not in ("none", "minimal")
+    offered = {name: value for name, value in offered.items() if value is not None and name in known}
+    return {**offered, **(body.chat_template_kwargs or {})}
 
 
 def chat_prompt(tokenizer: Tokenizer, body: ChatBody) -> list[int]:
     """Render and encode a chat; content never becomes a control token. Takes a text's length of time."""
+    variables = template_variables(body, () if tokenizer.chat is None else tokenizer.chat.variables)
     if not body.continue_final_message:
-        return tokenizer.encode_pieces(chat_pieces(tokenizer, body.messages))
+        return tokenizer.encode_pieces(chat_pieces(tokenizer, body.messages, variables))
     *before, last = body.messages
     if last.role != "assistant" or not before:
         raise InvalidRequest(
@@ -60,4 +77,4 @@ def chat_prompt(tokenizer: Tokenizer, body: ChatBody) -> list[int]:
             parameter="continue_final_message",
         )
     [begun] = plain_messages([last])
-    return tokenizer.encode_pieces([*chat_pieces(tokenizer, before), TextPiece(begun["content"])])
+    return tokenizer.encode_pieces([*chat_pieces(tokenizer, before, variables), TextPiece(begun["content"])])

@@ -253,3 +253,12 @@ def test_grammar_spec_of_choices_is_the_engines(engine):
         engine, HELLO, max_tokens=12, temperature=0, grammar=GrammarSpec.choice(["alpha", "beta"])
     )
     assert post(engine, body).json()["choices"][0]["message"]["content"] == expected.text
+
+
+def test_template_variables_must_be_the_templates_own(engine):
+    for kwargs in ({"chat_template": "x"}, {"tools": []}, {"tokenize": False}, {"enable_thinking": True}):
+        response = post(engine, {**GREEDY, "chat_template_kwargs": kwargs})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == f"chat_template_kwargs/{next(iter(kwargs))}"
+    offered = post(engine, {**GREEDY, "reasoning_effort": "low", "verbosity": "low"})  # this template reads neither
+    assert offered.json()["choices"] == post(engine, GREEDY).json()["choices"]
