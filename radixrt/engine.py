@@ -113,7 +113,7 @@ class Engine:
         grammar = request.sampling.grammar
         constraint = None
         if grammar is not None:
-            matcher = self._grammars.get(grammar).start()
+            matcher = self._grammars.get(grammar, owner=request.owner).start()
             constraint = Constraint.begin(matcher, room=request.sampling.max_tokens)
         seed = request.sampling.seed
         if seed is None:

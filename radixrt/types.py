@@ -349,6 +349,7 @@ class GenerateRequest:
             Only positions before it can be served from the prefix cache.
         label: a name for reports, e.g. the call's name in a program; output lengths are learned per label.
         scope_id: an open scope of the engine that keeps this request's prefix.
+        owner: who asks: whose share of the memory for compiled constraints the request's constraint counts for.
         timeout_s: seconds after which the request ends with DeadlineExceeded; None = never.
     """
 
@@ -360,6 +361,7 @@ class GenerateRequest:
     logprob_start: int = 0
     label: str = ""
     scope_id: int | None = None
+    owner: str = ""
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -367,6 +369,7 @@ class GenerateRequest:
         _check_type("sampling", self.sampling, SamplingParams)
         _check_type("namespace", self.namespace, Namespace)
         _check_type("label", self.label, str)
+        _check_type("owner", self.owner, str)
         _check_int("priority", self.priority, -(1 << 31), (1 << 31) - 1)
         _check_int("logprob_start", self.logprob_start, 0, (1 << 31) - 1)
         if self.latency_class not in ("latency", "throughput"):

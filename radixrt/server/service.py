@@ -44,6 +44,7 @@ class Terms:
     priority: int
     latency_class: Literal["latency", "throughput"]
     label: str
+    owner: str
     scope_id: int | None
     timeout_s: float
 
@@ -59,6 +60,7 @@ class Terms:
             latency_class=self.latency_class,
             logprob_start=logprob_start,
             label=self.label,
+            owner=self.owner,
             scope_id=self.scope_id,
             timeout_s=self.timeout_s,
         )
@@ -144,6 +146,7 @@ class Service:
             priority=(body.priority or 0) + (body.service_tier in URGENT_TIERS),
             latency_class=latency_class,
             label=options.label or "",
+            owner=visit.tenant.name,
             scope_id=None
             if ttl_s is None or is_private
             else self.retention.scope_id(visit.tenant.name, namespace, ttl_s=ttl_s),

@@ -260,5 +260,7 @@ def test_template_variables_must_be_the_templates_own(engine):
         response = post(engine, {**GREEDY, "chat_template_kwargs": kwargs})
         assert response.status_code == 400
         assert response.json()["error"]["param"] == f"chat_template_kwargs/{next(iter(kwargs))}"
-    offered = post(engine, {**GREEDY, "reasoning_effort": "low", "verbosity": "low"})  # this template reads neither
+    offered = post(
+        engine, {**GREEDY, "reasoning_effort": "low", "verbosity": "low"}
+    )  # this template reads neither
     assert offered.json()["choices"] == post(engine, GREEDY).json()["choices"]
