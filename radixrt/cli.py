@@ -1,16 +1,13 @@
-"""radixrt on the command line: demo, run, models, doctor, bench."""
+"""radixrt on the command line: demo, run, serve, models, doctor, bench."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import inspect
 import json
 import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +19,9 @@ from rich.table import Table
 from radixrt import __version__
 from radixrt.bench.cache_cli import bench_cache
 from radixrt.cli_grammar import bench_grammar, grammar_app
-from radixrt.config import EngineConfig, environment_help, home_folder, option_specs
+from radixrt.cli_options import with_engine_options
+from radixrt.cli_serve import serve
+from radixrt.config import EngineConfig, environment_help, home_folder
 from radixrt.errors import RadixrtError
 
 app = typer.Typer(
@@ -50,44 +49,6 @@ def main() -> None:
     except RadixrtError as error:
         errors.print(f"radixrt: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
-
-
-def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every option of EngineConfig; it receives those that were set as `options`."""
-    specs = list(option_specs())
-
-    @functools.wraps(command)
-    def wrapped(**values: Any) -> None:
-        options = {spec.name: values.pop(spec.name) for spec in specs}
-        command(**values, options={name: value for name, value in options.items() if value is not None})
-
-    own = [
-        item
-        for name, item in inspect.signature(command, eval_str=True).parameters.items()
-        if name != "options"
-    ]
-    generated = []
-    for spec in specs:
-        default = "" if spec.default is None else f" [{spec.default}]"
-        info = typer.Option(
-            None,
-            help=spec.help + default,
-            envvar=None,
-            rich_help_panel="Engine options",
-            show_default=False,
-        )
-        generated.append(
-            inspect.Parameter(
-                spec.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=info,
-                annotation=spec.type | None,
-            )
-        )
-    keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
-    wrapped.__signature__ = inspect.Signature([*keyword_only, *generated])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {item.name: item.annotation for item in [*keyword_only, *generated]}
-    return wrapped
 
 
 @app.command()
@@ -256,6 +217,7 @@ def bench_engine(
     print(json.dumps(measured) if as_json else report(measured))
 
 
+app.command("serve")(serve)
 bench_app.command("cache")(bench_cache)
 bench_app.command("grammar")(bench_grammar)
 

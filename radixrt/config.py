@@ -124,6 +124,52 @@ class GrammarConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How `radixrt serve` listens, whom it lets in and what it takes. An engine alone reads none of these."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 = any free one", low=0, high=65535)
+    served_model_name: str | None = option(
+        None, "name of the model in requests and answers; default: the model option, of a path its last part"
+    )
+    api_key_file: str | None = option(
+        None, "file with one API key per line, as KEY or TENANT=KEY; without any key everyone is let in"
+    )
+    api_keys: str | None = option(
+        None,
+        "API keys, comma-separated, as KEY or TENANT=KEY; other users of the machine can see a command line",
+    )
+    namespaces: Literal["auto", "shared", "per_key", "off"] = option(
+        "auto",
+        "who shares cached prefixes: everyone, the requests of one key, nobody; auto = per_key with several keys",
+    )
+    default_max_tokens: int = option(
+        2048, "max_tokens of chat requests that say none, cut to the context", low=1, high=1 << 20
+    )
+    max_requests: int = option(
+        1024, "most requests in progress; one more is refused (429)", low=1, high=1 << 20
+    )
+    max_prompts: int = option(512, "most prompts, or questions, in one request", low=1, high=1 << 16)
+    max_body_bytes: int = option(8 << 20, "largest request body in bytes", low=1024, high=1 << 30)
+    max_header_bytes: int = option(32 << 10, "largest request headers in bytes", low=1024, high=1 << 20)
+    max_request_s: int = option(600, "longest time of a request in seconds", low=1, high=86_400)
+    body_timeout_s: int = option(30, "longest wait for a request's body in seconds", low=1, high=3600)
+    max_retention_s: int = option(
+        86_400, "longest time for which a request may ask to keep its prompt cached, in seconds", low=1
+    )
+    resume_s: int = option(
+        60, "how long a resumable stream waits for its reader, and is kept after its end, in seconds", low=1
+    )
+    resume_bytes: int = option(
+        16 << 20, "memory for the kept events of one tenant's resumable streams", low=1024
+    )
+    drain_s: int = option(
+        30, "how long requests may go on after SIGTERM before they get an error, in seconds", low=0, high=3600
+    )
+    log_format: Literal["json", "text"] = option("json", "form of the log's lines")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options, by concern."""
 
@@ -131,6 +177,7 @@ class EngineConfig:
     kv: KVConfig = KVConfig()
     sched: SchedConfig = SchedConfig()
     grammar: GrammarConfig = GrammarConfig()
+    server: ServerConfig = ServerConfig()
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -175,6 +222,7 @@ class EngineConfig:
 class OptionSpec:
     """One option as the command line needs it."""
 
+    section: str
     name: str
     type: Any
     default: Any
@@ -185,12 +233,12 @@ class OptionSpec:
 
 def option_specs() -> Iterator[OptionSpec]:
     """Give every option in order. Pure."""
-    for _, section_type in _sections():
+    for section, section_type in _sections():
         hints = typing.get_type_hints(section_type)
         for item in fields(section_type):
             meta = item.metadata
             yield OptionSpec(
-                item.name, hints[item.name], _default(item), meta["help"], meta["low"], meta["high"]
+                section, item.name, hints[item.name], _default(item), meta["help"], meta["low"], meta["high"]
             )
 
 

@@ -113,7 +113,7 @@ class Engine:
         grammar = request.sampling.grammar
         constraint = None
         if grammar is not None:
-            matcher = self._grammars.get(grammar).start()
+            matcher = self._grammars.get(grammar, owner=request.owner).start()
             constraint = Constraint.begin(matcher, room=request.sampling.max_tokens)
         seed = request.sampling.seed
         if seed is None:
@@ -261,6 +261,7 @@ class Engine:
         self._check_prompt(prompt_ids)
         _check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
         _check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
+        _check_ids("logprob_token_ids", sampling.logprob_token_ids, num_ids)
         num_left = self.config.max_context - len(prompt_ids)
         if num_left < 1:
             raise PromptTooLong(
@@ -312,6 +313,11 @@ class Engine:
                 f"ttl_s must be a number above 0, got {ttl_s!r}", parameter="ttl_s", value=ttl_s
             )
         return self._loop.open_scope(ttl_s)
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the engine takes requests: neither closed nor dead. Never waits."""
+        return self._loop.is_running
 
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""

@@ -152,6 +152,11 @@ class EngineLoop:
         """Tell whether the caller runs in the loop's thread, e.g. in a deliver callback."""
         return threading.current_thread() is self._thread
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether requests are taken: neither closed nor dead. Never waits."""
+        return not self._is_closing
+
     def stats(self) -> EngineStats:
         """Give the counters."""
         return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache))

@@ -51,6 +51,7 @@ class SamplingParams:
         seed: the same seed gives the same tokens whatever else runs. None draws one.
         logprobs: None, or how many alternatives to report per new token besides the chosen one, 0 to 20.
             Natural logarithms of the model's own distribution, before temperature, penalties and masks.
+        logprob_token_ids: ids whose logprobs are reported too, after the likeliest, in this order; needs logprobs.
         prompt_logprobs: the same for prompt tokens from `GenerateRequest.logprob_start` on.
         ignore_eos: go on after an end-of-sequence token.
         grammar: constraint on the new text.
@@ -71,6 +72,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = None
     logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
@@ -78,7 +80,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stop: object = self.stop  # one string is accepted for a list of one
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _tuple("stop", stop))
-        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        for name in ("stop_token_ids", "logprob_token_ids"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+        _check_int("number of logprob_token_ids", len(self.logprob_token_ids), 0, MAX_LOGIT_BIAS)
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids needs logprobs", parameter="logprob_token_ids")
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest(
                 "logit_bias must map token ids to numbers", parameter="logit_bias", value=self.logit_bias
@@ -216,6 +222,7 @@ class GenerateRequest:
             Only positions before it can be served from the prefix cache.
         label: a name for reports, e.g. the call's name in a program; output lengths are learned per label.
         scope_id: an open scope of the engine that keeps this request's prefix.
+        owner: who asks: whose share of the memory for compiled constraints the request's constraint counts for.
         timeout_s: seconds after which the request ends with DeadlineExceeded; None = never.
     """
 
@@ -227,6 +234,7 @@ class GenerateRequest:
     logprob_start: int = 0
     label: str = ""
     scope_id: int | None = None
+    owner: str = ""
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -234,6 +242,7 @@ class GenerateRequest:
         _check_type("sampling", self.sampling, SamplingParams)
         _check_type("namespace", self.namespace, Namespace)
         _check_type("label", self.label, str)
+        _check_type("owner", self.owner, str)
         _check_int("priority", self.priority, -(1 << 31), (1 << 31) - 1)
         _check_int("logprob_start", self.logprob_start, 0, (1 << 31) - 1)
         if self.latency_class not in ("latency", "throughput"):
@@ -250,7 +259,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's natural-log probability and its likeliest alternatives, best first."""
+    """A token's natural-log probability and its likeliest alternatives, best first, then those of logprob_token_ids."""
 
     token_id: int
     logprob: float

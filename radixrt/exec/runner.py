@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -95,8 +96,12 @@ class ModelRunner:
         return tuple(sampler.token_logprobs(logits, token_ids, num_top, num_token_ids=self.num_token_ids))
 
     def _logprob(self, chunk: Chunk, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
-        num_top = chunk.sequence.sampling.logprobs
+        num_top, wanted_ids = chunk.sequence.sampling.logprobs, chunk.sequence.sampling.logprob_token_ids
         if num_top is None:
             return None
         num_ids = self.num_token_ids
-        return sampler.token_logprobs(logits[None], [token_id], [num_top], num_token_ids=num_ids)[0]
+        [found] = sampler.token_logprobs(logits[None], [token_id], [num_top], num_token_ids=num_ids)
+        if wanted_ids:
+            values = logits.log_softmax(dim=-1)[list(wanted_ids)].tolist()
+            found = replace(found, top=(*found.top, *zip(wanted_ids, values, strict=True)))
+        return found

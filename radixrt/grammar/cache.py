@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import Future
 
 from radixrt.config import GrammarConfig
@@ -24,6 +24,9 @@ class GrammarCache:
     Equal constraints that arrive together are compiled by the first, the others wait for it. A refusal is
     remembered like a grammar; an error that is not the caller's fault is not.
 
+    Each owner has a share: over the limit, whoever holds most gives up what it used longest ago, so that nobody can
+    flush another's.
+
     Invariant: num_bytes <= config.grammar_cache_bytes after every `get`, unless compilations are under way.
     """
 
@@ -35,9 +38,13 @@ class GrammarCache:
         self._worker = CompileWorker(config)
         self._lock = threading.Lock()
         self._entries: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
+        self._owners: dict[GrammarSpec, str] = {}  # who had each compiled; same keys as _entries
 
-    def get(self, spec: GrammarSpec) -> CompiledGrammar:
+    def get(self, spec: GrammarSpec, *, owner: str = "") -> CompiledGrammar:
         """Give the compiled constraint; compile it if it is not there.
+
+        Args:
+            owner: whose share of the memory it counts for if it is compiled now.
 
         Raises: what `radixrt.grammar.compile` raises.
         """
@@ -46,6 +53,7 @@ class GrammarCache:
             is_mine = entry is None
             if entry is None:
                 entry = self._entries[spec] = Future()
+                self._owners[spec] = owner
             self._entries.move_to_end(spec)
         if is_mine:
             self._fill(spec, entry)
@@ -81,21 +89,31 @@ class GrammarCache:
             entry.set_exception(error)  # those who wait must learn of it, whatever it is
             if not isinstance(error, RequestError):
                 with self._lock:
-                    del self._entries[spec]
+                    self._drop(spec)
                 raise
         finally:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Drop the least recently used finished entries until the limit holds."""
+        """Drop finished entries of those who hold most, least recently used first, until the limit holds."""
         with self._lock:
-            num_bytes = sum(map(_num_bytes, self._entries.values()))
-            for spec, entry in list(self._entries.items()):
-                if num_bytes <= self._config.grammar_cache_bytes:
-                    break
-                if entry.done():
-                    num_bytes -= _num_bytes(entry)
-                    del self._entries[spec]
+            held: Counter[str] = Counter()
+            for spec, entry in self._entries.items():
+                held[self._owners[spec]] += _num_bytes(entry)
+            while held.total() > self._config.grammar_cache_bytes:
+                owner = max(held, key=held.__getitem__)
+                oldest = next(
+                    spec
+                    for spec, entry in self._entries.items()
+                    if self._owners[spec] == owner and entry.done()
+                )
+                held[owner] -= _num_bytes(self._entries[oldest])
+                self._drop(oldest)
+
+    def _drop(self, spec: GrammarSpec) -> None:
+        """Forget an entry (the lock is held)."""
+        self._entries.pop(spec, None)  # another thread may have made room meanwhile
+        self._owners.pop(spec, None)
 
 
 def _num_bytes(entry: Future[CompiledGrammar]) -> int:

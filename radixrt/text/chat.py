@@ -11,12 +11,13 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from radixrt.errors import InvalidRequest, ModelLoadError, first_line
+from radixrt.errors import InvalidRequest, ModelLoadError, first_line, suggest
 from radixrt.types import TextPiece
 
 MAX_MESSAGES = 4096
@@ -25,6 +26,11 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20  # what the template itself may add
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _FIELDS = frozenset({"role", "content"})
+# What `render` sets itself; a caller's variable of such a name would forge a prompt.
+_OWN_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"}
+)
+_PLAIN_TEXT = re.compile(r"[A-Za-z0-9_ .,:+-]{0,64}")  # no control token is made of these alone
 # What a template can raise besides Jinja's own errors when it meets messages that it was not written for.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -65,26 +71,43 @@ class ChatTemplate:
         self.source = template
         self._special_tokens = dict(special_tokens or {})
         try:
-            self._template = _environment(clock).from_string(template)
+            environment = _environment(clock)
+            self._template = environment.from_string(template)
+            names = jinja2.meta.find_undeclared_variables(environment.parse(template))
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise ModelLoadError(f"the chat template is not valid: {first_line(error)}") from error
+        self.variables: frozenset[str] = frozenset(
+            name
+            for name in names - _OWN_NAMES - set(self._special_tokens)
+            if not name.startswith("_") and not name.endswith("_token") and name not in environment.globals
+        )
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> list[TextPiece]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[TextPiece]:
         """Give the prompt as template pieces and content pieces, in order; joined they are the prompt.
 
         Args:
             messages: each has exactly a "role" and a "content", both strings.
             add_generation_prompt: end with what opens the assistant's answer.
+            variables: values of names in `self.variables`, e.g. {"enable_thinking": False}: truth values, numbers
+                and short plain words, for what they write counts as template text.
         Raises:
-            InvalidRequest: a message has the wrong form, or the template refuses, drops or changes one.
+            InvalidRequest: a message has the wrong form, or the template refuses, drops or changes one, or it
+                reads no such variable.
         """
         _check_messages(messages)
+        self._check_variables(variables or {})
         cores = [message["content"].strip() for message in messages]
         names = {_sentinel(): index for index, core in enumerate(cores) if core}
         shown = [{"role": message["role"], "content": message["content"]} for message in messages]
         for name, index in names.items():
             shown[index]["content"] = messages[index]["content"].replace(cores[index], name)
-        text = self._run(shown, add_generation_prompt=add_generation_prompt)
+        text = self._run(shown, add_generation_prompt=add_generation_prompt, variables=variables)
         pieces: list[TextPiece] = []
         for part in _split(text, list(names)):
             if part in names:
@@ -142,7 +165,27 @@ class ChatTemplate:
             raise _refused_role(role, "it drops, repeats or changes a message")
         return parts[::2]
 
-    def _run(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name, value in variables.items():
+            if name not in self.variables:
+                raise InvalidRequest(
+                    f"the model's chat template reads no variable {name!r}.{suggest(name, self.variables)}",
+                    parameter=f"chat_template_kwargs/{name}",
+                )
+            is_word = isinstance(value, str) and _PLAIN_TEXT.fullmatch(value)
+            if not (is_word or value is None or isinstance(value, bool | int | float)):
+                raise InvalidRequest(
+                    f"{name} must be a truth value, a number or a short plain word",
+                    parameter=f"chat_template_kwargs/{name}",
+                )
+
+    def _run(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         limit = MAX_TEMPLATE_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
         parts: list[str] = []
         num_characters = 0
@@ -153,6 +196,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 **self._special_tokens,
+                **(variables or {}),
             ):
                 num_characters += len(part)
                 if num_characters > limit:

@@ -129,6 +129,21 @@ def test_logprobs_are_the_same_cached_batched_and_alone(folder):
             assert [token_id for token_id, _ in one.top] == [token_id for token_id, _ in other.top]
 
 
+def test_logprobs_of_named_ids_are_those_of_the_whole_distribution(folder):
+    with Engine(folder, dtype="float32", num_pages=64) as engine:
+        whole = engine.generate([5, 6, 7], SamplingParams(max_tokens=1, temperature=0, logprobs=20))
+        likeliest = whole.logprobs[0].top
+        wanted = tuple(token_id for token_id, _ in reversed(likeliest[3:9]))
+        sampling = SamplingParams(
+            max_tokens=1, temperature=0, logprobs=2, logprob_token_ids=wanted, ignore_eos=True
+        )
+        found = engine.generate([5, 6, 7], sampling).logprobs[0].top
+    assert [token_id for token_id, _ in found] == [*(token_id for token_id, _ in likeliest[:2]), *wanted]
+    values = dict(likeliest)
+    for token_id, value in found:
+        assert value == pytest.approx(values[token_id], abs=1e-5)
+
+
 def test_scored_suffix_equals_the_whole_prompts_logprobs(folder):
     prompt = prompts()[4]
     with open_engine(folder) as engine:

@@ -66,6 +66,17 @@ def test_the_least_recently_used_go_first() -> None:
     assert cache.get(specs[0]) is first
 
 
+def test_nobody_can_flush_the_share_of_another() -> None:
+    one_bytes = GrammarCache(TOKENIZER).get(GrammarSpec.regex("a{7}")).num_bytes
+    cache = GrammarCache(TOKENIZER, config=GrammarConfig(grammar_cache_bytes=4 * one_bytes))
+    quiet = GrammarSpec.regex("q{7}")
+    kept = cache.get(quiet, owner="quiet")
+    for letter in "abcdefgh":
+        cache.get(GrammarSpec.regex(f"{letter}{{7}}"), owner="busy")
+    assert cache.get(quiet, owner="quiet") is kept
+    assert cache.num_bytes <= 4 * one_bytes
+
+
 def test_masks_count_towards_the_limit() -> None:
     import numpy as np
 

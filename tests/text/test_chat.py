@@ -166,3 +166,23 @@ def test_what_templates_use() -> None:
 def test_broken_templates_are_refused_at_load() -> None:
     with pytest.raises(ModelLoadError, match="chat template"):
         ChatTemplate("{% for %}")
+
+
+def test_variables_are_those_that_the_template_reads():
+    source = (
+        "{% set x = namespace(a=1) %}{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking %}<think>{% endif %}{{ raise_exception('no') if level == 9 }}"
+    )
+    template = ChatTemplate(source, special_tokens={"bos_token": "<s>"})
+    assert template.variables == {"enable_thinking", "level"}
+    messages = [{"role": "user", "content": "x"}]
+    assert template.render(messages, variables={"enable_thinking": True})[-1].text == "<think>"
+    for variables in (
+        {"messages": []},
+        {"bos_token": "y"},
+        {"level": "<|im_end|>"},
+        {"level": [1]},
+        {"_x": 1},
+    ):
+        with pytest.raises(InvalidRequest, match=r"variable|plain word"):
+            template.render(messages, variables=variables)

@@ -1,0 +1,102 @@
+"""A chat request's plan, and how its samples become messages or deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from radixrt.errors import InvalidRequest
+from radixrt.server.answers import finish_name
+from radixrt.server.bodies_chat import ChatBody
+from radixrt.server.constraints import Constraint, constraint_of
+from radixrt.server.gate import Visit
+from radixrt.server.prompts import chat_prompt, has_breakpoint
+from radixrt.server.sampling import sampling_of
+from radixrt.server.service import Service
+from radixrt.types import FinishReason, GenerateRequest
+
+
+class AnswerReader(Protocol):
+    """Reads one sample's text as it comes and says what of it goes into the message."""
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """Take new text; give the deltas it makes."""
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Give the deltas of what was held back; no text comes after this."""
+
+    def finish_name(self, reason: FinishReason) -> str:
+        """Give OpenAI's word for why the sample ended."""
+
+    def message(self) -> dict[str, Any]:
+        """Give the whole message of all that was pushed."""
+
+
+class TextReader:
+    """Read an answer that is text and nothing else."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        self._parts.append(text)
+        return [{"content": text}] if text else []
+
+    def finish(self) -> list[dict[str, Any]]:
+        return []
+
+    def finish_name(self, reason: FinishReason) -> str:
+        return finish_name(reason)
+
+    def message(self) -> dict[str, Any]:
+        return {"role": "assistant", "content": "".join(self._parts), "refusal": None, "annotations": []}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """What a chat body asks of the engine, and who reads each sample's answer."""
+
+    request: GenerateRequest
+    constraint: Constraint | None
+    reader: Callable[[], AnswerReader]
+
+
+async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
+    """Turn a chat body into an engine request.
+
+    Raises:
+        RequestError: a field breaks a rule.
+    """
+    service.check_model(body.model)
+    _check_tools(body)
+    constraint = constraint_of(body)
+    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    sampling = sampling_of(
+        body,
+        max_tokens=service.config.default_max_tokens if wanted is None else wanted,
+        logprobs=_num_logprobs(body),
+        grammar=None if constraint is None else constraint.spec,
+    )
+    tokenizer = service.engine.tokenizer
+    prompt_ids = await service.in_thread(lambda: chat_prompt(tokenizer, body))
+    if wanted is None:
+        sampling = service.fitted(sampling, len(prompt_ids))
+    terms = service.terms(visit, body, has_breakpoint=has_breakpoint(body.messages))
+    return ChatPlan(terms.request(prompt_ids, sampling), constraint, TextReader)
+
+
+def _num_logprobs(body: ChatBody) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", parameter="top_logprobs")
+        return None
+    count = body.top_logprobs or 0
+    if not 0 <= count <= 20:
+        raise InvalidRequest(f"top_logprobs must be in [0, 20], got {count}", parameter="top_logprobs")
+    return count
+
+
+def _check_tools(body: ChatBody) -> None:
+    if body.tools or body.tool_choice not in (None, "none", "auto"):
+        raise InvalidRequest("tools are not supported yet", parameter="tools")

@@ -1,0 +1,126 @@
+"""Run the server: start-up, drain on SIGTERM, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from radixrt.config import ServerConfig
+from radixrt.engine import Engine
+from radixrt.server.app import create_app
+from radixrt.server.logs import set_up_logs
+from radixrt.server.service import Service
+
+logger = logging.getLogger("radixrt.server")
+WATCH_S = 0.2
+LAST_WORDS_S = 5  # after the drain, for errors to reach their readers
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn, told to let requests end: the first signal starts the drain, the end of the drain ends the engine."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self.has_died = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal: begin the drain; a second SIGINT stops at once."""
+        self._service.load.is_draining = True
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Listen, say so, and watch over the engine."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            sys.stderr.write(start_block(self._service, port=port) + "\n")
+            sys.stderr.flush()
+            self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Stop when the engine dies; end the engine when the drain takes too long: its readers then get an error."""
+        drained_s = 0.0
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if not self._service.engine.is_running:
+                if not self.should_exit:
+                    logger.critical("the engine has died: the server stops")
+                    self.has_died = True
+                    await asyncio.sleep(WATCH_S)  # let /health say so
+                    self.should_exit = True
+                return
+            if self.should_exit:
+                drained_s += WATCH_S
+                if drained_s > self._service.config.drain_s:
+                    logger.warning("requests are still open after drain_s: they get an error")
+                    threading.Thread(target=self._service.engine.close, daemon=True).start()
+                    return
+
+
+def start_block(service: Service, *, port: int) -> str:
+    """Give what start-up prints: model, dtype, KV, URL, one line to try."""
+    engine, config = service.engine.config, service.config
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    url = f"http://{host}:{port}"
+    key = ' -H "Authorization: Bearer $KEY"' if len(service.keys) else ""
+    lines = [
+        f"radixrt serves {service.model_name} at {url}",
+        f"  model      {engine.options.model.model} on {engine.device.type}, "
+        f"{str(engine.dtype).removeprefix('torch.')}, context {engine.max_context} tokens",
+        f"  KV cache   {engine.num_pages - 1} pages of {engine.layout.page_size} = {engine.num_kv_tokens} tokens",
+        f"  API keys   {len(service.keys) or 'none: everyone who reaches the port is let in'}"
+        f"; prefixes shared by: {service.rule.mode}",
+        f"  try        curl {url}/v1/chat/completions -H 'content-type: application/json'{key} "
+        f"""-d '{{"model":"{service.model_name}","messages":[{{"role":"user","content":"Hello"}}]}}'""",
+    ]
+    if config.host not in LOOPBACK and not len(service.keys):
+        lines.append(f"  WARNING    {config.host} may be reached by others, and no API key is set")
+    return "\n".join(lines)
+
+
+def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    """Give uvicorn's options. h11 bounds the bytes of a request's head by itself."""
+    return uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        http="h11",
+        ws="none",
+        h11_max_incomplete_event_size=config.max_header_bytes,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=config.drain_s + LAST_WORDS_S,
+    )
+
+
+def _ignored(_number: int, _frame: FrameType | None) -> None:
+    """Take a signal that was obeyed already."""
+
+
+def run(options: Mapping[str, Any]) -> int:
+    """Serve until a signal or the engine's death; give the exit status: 1 when the engine died."""
+    engine = Engine(**options)
+    config = engine.config.options.server
+    set_up_logs(config.log_format)
+    try:
+        app = create_app(engine, config)
+        server = DrainingServer(uvicorn_config(app, config), app.state.service)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _ignored)  # uvicorn raises what it caught once more after its own clean end
+        server.run()
+        return 1 if server.has_died or not server.started else 0
+    finally:
+        engine.close()

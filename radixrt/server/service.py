@@ -1,0 +1,200 @@
+"""What all routes share: the engine, the options, the threads, and how a body becomes engine requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from fastapi import Request
+
+from radixrt.config import ServerConfig
+from radixrt.engine import Engine
+from radixrt.errors import InvalidRequest, RequestError, UnknownModel
+from radixrt.explain import PrefixReport
+from radixrt.server.bodies import CallBody
+from radixrt.server.constraints import Constraint
+from radixrt.server.errors import pointed
+from radixrt.server.gate import Load, Visit, visit_of
+from radixrt.server.reading import BodyType, read_body
+from radixrt.server.resuming import Shelf
+from radixrt.server.retention import Retention, parse_ttl_s
+from radixrt.server.running import Batch
+from radixrt.server.scopes import OpenScopes
+from radixrt.server.security import KeyRing, NamespaceRule, Tenant
+from radixrt.types import GenerateRequest, Namespace, SamplingParams
+
+T = TypeVar("T")
+NUM_TEXT_THREADS = 4
+NUM_GRAMMAR_THREADS = 4
+DEFAULT_TTL_S = 1800
+LONG_TTL_S = 86_400
+URGENT_TIERS = ("priority", "fast")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request is run under, besides its prompt and sampling."""
+
+    namespace: Namespace
+    priority: int
+    latency_class: Literal["latency", "throughput"]
+    label: str
+    owner: str
+    scope_id: int | None
+    timeout_s: float
+
+    def request(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, logprob_start: int = 0
+    ) -> GenerateRequest:
+        """Give the engine's request."""
+        return GenerateRequest(
+            tuple(prompt_ids),
+            sampling,
+            self.namespace,
+            priority=self.priority,
+            latency_class=self.latency_class,
+            logprob_start=logprob_start,
+            label=self.label,
+            owner=self.owner,
+            scope_id=self.scope_id,
+            timeout_s=self.timeout_s,
+        )
+
+
+class Service:
+    """One engine behind HTTP. Used by the event loop's thread; owns its helper threads.
+
+    Attributes:
+        model_name: the one name that requests may ask for.
+        created_s: when it began, in seconds since 1970.
+    """
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.keys = KeyRing.load(config)
+        self.rule = NamespaceRule.of(config, num_keys=len(self.keys))
+        self.load = Load(config.max_requests)
+        self.retention = Retention(lambda ttl_s: engine.scope(ttl_s=ttl_s), clock=time.monotonic)
+        self.scopes = OpenScopes(lambda ttl_s: engine.scope(ttl_s=ttl_s))
+        self._shelves: dict[str, Shelf] = {}
+        self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
+        self.created_s = int(time.time())
+        self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
+        self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
+
+    async def body(self, request: Request, kind: type[BodyType]) -> BodyType:
+        """Read a request's body within the limits."""
+        config = self.config
+        return await read_body(
+            request, kind, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
+        )
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what takes a text's length of time (encoding, templates) off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
+
+    async def start(
+        self, requests: Sequence[GenerateRequest], *, constraint: Constraint | None = None
+    ) -> Batch:
+        """Submit requests; an error about the constraint names the place where the client wrote it."""
+        try:
+            return await Batch.start(self.engine.submit, requests, executor=self._grammar_threads)
+        except RequestError as error:
+            if constraint is None:
+                raise
+            raise pointed(error, constraint.pointer) from None
+
+    def shelf(self, tenant: Tenant) -> Shelf:
+        """Give the tenant's resumable streams."""
+        config = self.config
+        if tenant.name not in self._shelves:
+            self._shelves[tenant.name] = Shelf(max_bytes=config.resume_bytes, keep_s=config.resume_s)
+        return self._shelves[tenant.name]
+
+    def shown(self, report: PrefixReport) -> PrefixReport:
+        """Give a report without what other tenants wrote: text that is cached and the label of an eviction."""
+        if len(self.keys) <= 1:
+            return report
+        is_own = self.rule.mode != "shared"
+        label = None if report.evicted_for is None else ""
+        return replace(report, cached_text=report.cached_text if is_own else "", evicted_for=label)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise UnknownModel unless the name is this server's model's (or none was said)."""
+        if name is not None and name != self.model_name:
+            raise UnknownModel(
+                f"there is no model {name!r} here; this server has {self.model_name!r}",
+                parameter="model",
+                value=name,
+            )
+
+    def terms(self, visit: Visit, body: CallBody, *, has_breakpoint: bool = False) -> Terms:
+        """Give what a request runs under."""
+        options, cache = body.radixrt, body.prompt_cache_options
+        is_private = cache is not None and cache.mode == "explicit" and not has_breakpoint
+        namespace = self.rule.namespace(visit.tenant, label=body.prompt_cache_key, is_private=is_private)
+        ttl_s = self._ttl_s(body, has_breakpoint=has_breakpoint)
+        latency_class = options.latency_class or ("throughput" if body.service_tier == "flex" else "latency")
+        return Terms(
+            namespace=namespace,
+            priority=(body.priority or 0) + (body.service_tier in URGENT_TIERS),
+            latency_class=latency_class,
+            label=options.label or "",
+            owner=visit.tenant.name,
+            scope_id=None
+            if ttl_s is None or is_private
+            else self.retention.scope_id(visit.tenant.name, namespace, ttl_s=ttl_s),
+            timeout_s=min(options.timeout_s or self.config.max_request_s, self.config.max_request_s),
+        )
+
+    def _ttl_s(self, body: CallBody, *, has_breakpoint: bool) -> int | None:
+        """Give how long the prompt shall be kept, None for no longer than others."""
+        ttl = body.prompt_cache_options.ttl if body.prompt_cache_options is not None else None
+        if ttl is not None:
+            seconds = parse_ttl_s(ttl)
+            if not 0 < seconds <= self.config.max_retention_s:
+                raise InvalidRequest(
+                    f"prompt_cache_options/ttl must be above 0 and at most {self.config.max_retention_s} s, "
+                    f"got {ttl}",
+                    parameter="prompt_cache_options/ttl",
+                    value=ttl,
+                )
+            return seconds
+        if body.prompt_cache_retention == "24h":
+            return min(LONG_TTL_S, self.config.max_retention_s)
+        return min(DEFAULT_TTL_S, self.config.max_retention_s) if has_breakpoint else None
+
+    def room(self, num_prompt_tokens: int) -> int:
+        """Give the most new tokens that fit after a prompt, at least 1 (the engine refuses what does not fit)."""
+        config = self.engine.config
+        return max(min(config.max_context, config.num_kv_tokens) - num_prompt_tokens, 1)
+
+    def fitted(self, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Give the sampling with max_tokens cut to what fits; for a max_tokens that the client did not write."""
+        room = min(sampling.max_tokens, self.room(num_prompt_tokens))
+        return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+
+    def close(self) -> None:
+        """End the threads and the resumable streams."""
+        for shelf in self._shelves.values():
+            shelf.close()
+        self._text_threads.shutdown(wait=False, cancel_futures=True)
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+
+
+def service_of(request: Request) -> Service:
+    """Give the app's service."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+def arrival(request: Request) -> tuple[Service, Visit]:
+    """Give what every route begins with: the service, and the request as the gate saw it."""
+    return service_of(request), visit_of(request.scope)

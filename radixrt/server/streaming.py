@@ -1,0 +1,41 @@
+"""Server-sent events: a response that ends its work when the reader goes away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.types import Receive, Scope, Send
+
+from radixrt.server.running import Batch, until_disconnect
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(EventSourceResponse):
+    """Send events as they come. The reader's going away cancels the generator, whatever it waits for.
+
+    Args:
+        batch: what the events are made of: closed at the end, even if the generator never began.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], batch: Batch | None = None) -> None:
+        super().__init__(events, headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        self._events = events
+        self._batch = batch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events to the end, or until nobody reads them."""
+        try:
+            await until_disconnect(receive, self.stream_response(send))
+        finally:
+            if self._batch is not None:
+                self._batch.close()
+            await self._events.aclose()
+
+
+def event(data: str, *, name: str | None = None, event_id: str | None = None) -> bytes:
+    """Give one event; JSON text holds no line break, so the common case needs no splitting. Pure."""
+    if name is None and event_id is None and "\n" not in data and "\r" not in data:
+        return f"data: {data}\n\n".encode()
+    return format_sse_event(data_str=data, event=name, id=event_id)

@@ -1,0 +1,113 @@
+"""Servers for tests: the app on a tiny model in this process, and a real one on a free port."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from radixrt.config import ServerConfig
+from radixrt.engine import Engine
+from radixrt.server import create_app
+
+ROOT = Path(__file__).parents[2]
+START_S = 120
+
+
+def client(engine: Engine, **options: Any) -> httpx2.AsyncClient:
+    """Give a client of a new app over an engine; options are ServerConfig's."""
+    app = create_app(engine, ServerConfig(**options))
+    return client_of(app)
+
+
+def client_of(app: Any) -> httpx2.AsyncClient:
+    """Give a client of an app in this process."""
+    return httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app=app, raise_app_exceptions=False),
+        base_url="http://test",
+        timeout=60,
+    )
+
+
+def scope_of(method: str, path: str, *, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    """Give the ASGI scope of a JSON request, to drive an app message by message."""
+    given = {"content-type": "application/json", "host": "test", **(headers or {})}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("test", 80),
+    }
+
+
+def events(text: str) -> list[Any]:
+    """Give the data of a stream's events; [DONE] as that text."""
+    found = []
+    for part in text.split("\n\n"):
+        lines = [line.removeprefix("data: ") for line in part.splitlines() if line.startswith("data: ")]
+        if lines:
+            found.append(lines[0] if lines == ["[DONE]"] else json.loads("\n".join(lines)))
+    return found
+
+
+@contextmanager
+def served(
+    model: Path | str, *options: str, home: str | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run `radixrt serve` on a free port; give its URL and its process, which is ended at the end."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "radixrt", "serve", str(model), "--port", "0", *options]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        yield _wait_for_url(process), process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def _wait_for_url(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    deadline, seen = time.monotonic() + START_S, []
+    while time.monotonic() < deadline:
+        line = process.stderr.readline().decode()
+        seen.append(line)
+        if found := re.search(r"serves \S+ at (http://\S+)", line):
+            _drain(process)
+            return found[1]
+        if not line:
+            break
+    raise AssertionError("the server did not start:\n" + "".join(seen))
+
+
+def _drain(process: subprocess.Popen[bytes]) -> None:
+    """Read the log on, so that the pipe never fills."""
+    import threading
+
+    stream = process.stderr
+    assert stream is not None
+    threading.Thread(target=lambda: [None for _ in stream], daemon=True).start()
