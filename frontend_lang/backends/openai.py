@@ -200,8 +200,9 @@ class OpenAIBackend:
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         default = SamplingParams()
-        if sampling.prompt_logprobs is not None:
-            raise self._refused("prompt_logprobs", sampling.prompt_logprobs)
+        for name in ("prompt_logprobs", "logprob_token_ids"):
+            if (value := getattr(sampling, name)) != getattr(default, name):
+                raise self._refused(name, value)
         body: dict[str, Any] = {
             self._token_limit: sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -230,7 +231,7 @@ class OpenAIBackend:
                 return {"response_format": {"type": "json_schema", "json_schema": schema}}
             case "json_object":
                 return {"response_format": {"type": "json_object"}}
-        if not self._extensions:
+        if not self._extensions or grammar.kind not in STRUCTURED:
             raise self._refused(grammar.kind.value, grammar.text)
         value = json.loads(grammar.text) if grammar.kind == "choice" else grammar.text
         return {"structured_outputs": {STRUCTURED[grammar.kind]: value}}

@@ -167,8 +167,15 @@ EXTENSIONS = {
 }
 
 
+UNSPOKEN = {
+    "prompt_logprobs": {"prompt_logprobs": 0},
+    "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": (1,)},
+    "ebnf": {"grammar": GrammarSpec.ebnf('root ::= "a"')},
+}
+
+
 def test_every_sampling_option_is_sent_or_refused():
-    known = {*OPTIONS, *EXTENSIONS, "max_tokens", "temperature", "stop", "grammar", "prompt_logprobs"}
+    known = {*OPTIONS, *EXTENSIONS, "max_tokens", "temperature", "stop", "grammar", *UNSPOKEN}
     assert set(SamplingParams.__dataclass_fields__) <= known
 
 
@@ -191,10 +198,11 @@ def test_an_option_beyond_the_protocol_is_refused_by_name(name):
     assert caught.value.parameter == name
 
 
-def test_prompt_logprobs_are_refused():
+@pytest.mark.parametrize("name", UNSPOKEN)
+def test_what_the_protocol_has_no_word_for_is_refused(name):
     backend = OpenAIBackend("http://127.0.0.1:1/v1", "tiny", extensions=True)
-    with pytest.raises(InvalidRequest, match="prompt_logprobs is not part"):
-        backend.body(request_of(prompt_logprobs=0)(backend))
+    with pytest.raises(InvalidRequest, match=f"{name} is not part"):
+        backend.body(request_of(**UNSPOKEN[name])(backend))
 
 
 REFUSED = {
