@@ -62,7 +62,7 @@ from frontend_lang.selection import (
 from frontend_lang.state import Branches, State
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.trace import CallRecord
-from frontend_lang.traces import DryRun, Trace
+from frontend_lang.traces import DryRun, Trace, cache_table
 
 __all__ = [
     "AsyncProgramStream",
@@ -102,6 +102,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "cache_table",
     "control",
     "flush_cache",
     "function",
