@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -33,6 +33,7 @@ from frontend_lang.backends.remote import (
 from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
+    GrammarSpec,
     InvalidRequest,
     OutputChunk,
     SamplingParams,
@@ -174,15 +175,13 @@ def body_of(request: GenerateRequest) -> dict[str, Any]:
             value=request.namespace,
         )
     sampling = request.sampling
-    given = {
-        item.name: getattr(sampling, item.name)
-        for item in fields(sampling)
-        if getattr(sampling, item.name) != getattr(_DEFAULT, item.name)
-    }
+    given = _changed(sampling, _DEFAULT)
     if sampling.logit_bias:
         given["logit_bias"] = {str(token_id): float(bias) for token_id, bias in sampling.logit_bias.items()}
     if sampling.grammar is not None:
-        given["grammar"] = asdict(sampling.grammar)
+        kind, text = sampling.grammar.kind, sampling.grammar.text
+        changed = _changed(sampling.grammar, GrammarSpec(kind, text))
+        given["grammar"] = {"kind": kind.value, "text": text, **changed}
     own: dict[str, Any] = {"latency_class": request.latency_class}
     if request.label:
         own["label"] = request.label[:512]
@@ -195,6 +194,14 @@ def body_of(request: GenerateRequest) -> dict[str, Any]:
         "stream": True,
         "radixrt": own,
         **({"priority": request.priority} if request.priority else {}),
+    }
+
+
+def _changed(options: SamplingParams | GrammarSpec, default: SamplingParams | GrammarSpec) -> dict[str, Any]:
+    """Give the fields that are not as in the default, so that a server need not know the others. Pure."""
+    names = [item.name for item in fields(options)]
+    return {
+        name: getattr(options, name) for name in names if getattr(options, name) != getattr(default, name)
     }
 
 
