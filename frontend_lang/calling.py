@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from frontend_lang.backends import (
     DeadlineExceeded,
@@ -30,7 +30,8 @@ T = TypeVar("T")
 class CallLog:
     """Own the record of one call while it runs; its requests are known by the place it was made at.
 
-    `fields` grows, then `close` or `fail` makes the record of it, once.
+    `fields` grows, then `close` makes the record of it, or `fail` unless there is one; leaving its `with` block by an
+    exception fails it.
     """
 
     def __init__(self, kind: str, step: Step, name: str | None, branch: Branch) -> None:
@@ -48,6 +49,13 @@ class CallLog:
         call_site.set(f"{self.run.program}:{branch.path}#{branch.num_calls}")
         branch.num_calls += 1
         self.record: CallRecord | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self.fail(error)
 
     def close(self, error: str | None = None) -> CallRecord:
         """Make the record and tell of it."""
