@@ -15,7 +15,6 @@ from frontend_lang.nodes import Decide, Step
 from frontend_lang.trace import total_usage
 from frontend_lang.waiting import all_or_first_error
 
-_MOST_LOGPROBS = 20  # of one row that a runtime gives
 _LEAST = 1e-30  # probability that stands for none
 
 
@@ -36,28 +35,26 @@ async def ask(
 ) -> tuple[Decision[Any], list[Usage]]:
     """Ask one question.
 
-    Labels whose first tokens differ are told by one row of logits. Where a label begins as another one, whole labels
-    are scored; a token that is not among the row's likeliest ones is scored by itself, which gives the same.
+    Labels whose first tokens differ are told by one row of logits. Where one begins as another does, whole labels are
+    scored.
     """
     prompt_ids, sequences = _prompt(question, branch)
     firsts = [sequence[:1] for sequence in sequences]
     if len(set(firsts)) < len(firsts) or () in firsts:
         return await _scored(question, node, branch, prompt_ids, sequences)
-    sampling = SamplingParams(max_tokens=1, temperature=0, logprobs=_MOST_LOGPROBS, ignore_eos=True)
+    sampling = SamplingParams(
+        max_tokens=1,
+        temperature=0,
+        logprobs=0,
+        logprob_token_ids=tuple(token_id for (token_id,) in firsts),
+        ignore_eos=True,
+    )
     request = GenerateRequest(prompt_ids, sampling, label=node.name or "", scope_id=branch.scope_id())
     output = await send(request, branch.run, node.limits, lambda chunk: None)
-    if not output.logprobs:
+    row = dict(output.logprobs[0].top) if output.logprobs else {}
+    if not row.keys() >= set(sampling.logprob_token_ids):
         raise InvalidRequest("decide needs a runtime that gives log-probabilities", parameter="logprobs")
-    row = output.logprobs[0]
-    known: dict[tuple[int, ...], float] = {(row.token_id,): row.logprob}
-    known |= {(token_id,): logprob for token_id, logprob in row.top}
-    missing = [first for first in firsts if first not in known]
-    usages = [output.usage]
-    if missing:
-        rows, more = await _rows(node, branch, prompt_ids, missing)
-        known |= {first: other[0] for first, other in zip(missing, rows, strict=True)}
-        usages += more
-    return decided(question, [known[first] for first in firsts]), usages
+    return decided(question, [row[token_id] for token_id in sampling.logprob_token_ids]), [output.usage]
 
 
 async def _scored(
