@@ -16,7 +16,6 @@ from frontend_lang.nodes import (
     Fork,
     Gen,
     Mark,
-    Request,
     RoleBegin,
     RoleEnd,
     Select,
@@ -27,11 +26,17 @@ from frontend_lang.nodes import (
 from frontend_lang.selecting import select
 from frontend_lang.tooling import use_tools
 
+DONE = Reply(None)
+
 
 def start(branch: Branch) -> bool:
-    """Execute what is queued in a task; tell whether a new one had to be started."""
+    """Execute what is queued, in a task as far as it has to wait; tell whether a new one had to be started."""
     if branch.failure is not None or (branch.task is not None and not branch.task.done()):
         return False
+    if branch.ready is None or branch.ready.done():
+        perform(branch)
+        if not branch.queue:
+            return False
     branch.task = branch.run.loop.create_task(drain(branch))
     return True
 
@@ -40,7 +45,7 @@ async def settle(branch: Branch) -> None:
     """Wait until everything queued has been executed or the branch failed."""
     while not branch.is_idle and not branch.run.is_closed:
         start(branch)
-        if branch.task is not None:
+        if branch.task is not None and not branch.task.done():
             await asyncio.wait([branch.task])
 
 
@@ -48,19 +53,41 @@ async def drain(branch: Branch) -> None:
     """Execute the queue in order until it is empty; an error becomes the branch's failure."""
     if branch.ready is not None:
         await branch.ready
-    while branch.queue:
+    while True:
+        perform(branch)
+        if not branch.queue:
+            return
         step = branch.queue[0]
         try:
-            reply = await execute(step, branch)
+            reply = await call(step, branch)
         except asyncio.CancelledError:
             fail(branch, step, RequestAborted(f"{step.node.label} was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001 - kept for the readers of the branch, raised there
             fail(branch, step, error)
             return
-        branch.queue.popleft()
-        if reply is not None and step.variable is not None:
-            branch.set(step.node.name if isinstance(step.node, Call) else None, step.variable, reply)
+        finish(branch, reply)
+
+
+def perform(branch: Branch) -> None:
+    """Execute the nodes at the head of the queue that need not wait."""
+    while branch.queue:
+        step = branch.queue[0]
+        try:
+            reply = execute(step, branch)
+        except Exception as error:  # noqa: BLE001 - kept for the readers of the branch, raised there
+            fail(branch, step, error)
+            return
+        if reply is None:
+            return
+        finish(branch, reply)
+
+
+def finish(branch: Branch, reply: Reply) -> None:
+    """Take the executed step from the queue and give its variable the value."""
+    step = branch.queue.popleft()
+    if step.variable is not None:
+        branch.set(step.node.name if isinstance(step.node, Call) else None, step.variable, reply)
 
 
 def fail(branch: Branch, step: Step, error: Exception) -> None:
@@ -70,8 +97,8 @@ def fail(branch: Branch, step: Step, error: Exception) -> None:
     branch.fail(failure)
 
 
-async def execute(step: Step, branch: Branch) -> Reply | None:
-    """Execute one node; a call gives its reply."""
+def execute(step: Step, branch: Branch) -> Reply | None:
+    """Execute a node that need not wait; None for one that must."""
     transcript, node = branch.transcript, step.node
     num_texts = transcript.num_texts
     match node:
@@ -84,18 +111,19 @@ async def execute(step: Step, branch: Branch) -> Reply | None:
         case Fork():
             fork(node.branches, branch)
         case Mark():
-            branch.marks[node] = num_texts
+            transcript.marks[node] = num_texts
         case Capture():
-            return Reply(transcript.text_since(branch.marks[node.mark]))
-        case Gen() | Select() | UseTools() | Decide():
-            return await call(node, step, branch)
+            return Reply(transcript.text_since(transcript.marks[node.mark]))
+        case _:
+            return None
     if branch.run.listener is not None and (text := transcript.text_since(num_texts)):
         branch.run.listener(TextDelta(branch.path, text))
-    return None
+    return DONE
 
 
-async def call(node: Request, step: Step, branch: Branch) -> Reply:
+async def call(step: Step, branch: Branch) -> Reply:
     """Run a call, record it and make its value."""
+    node = step.node
     match node:
         case UseTools():
             return await use_tools(node, step, branch)
@@ -105,3 +133,4 @@ async def call(node: Request, step: Step, branch: Branch) -> Reply:
             return await select(node, step, branch)
         case Decide():
             return await decide(node, step, branch)
+    raise AssertionError(f"{node.label} is no call")
