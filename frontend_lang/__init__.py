@@ -42,7 +42,8 @@ from frontend_lang.backends import (
     ReplayBackend,
     ScoredContinuation,
 )
-from frontend_lang.builders import assistant, control, gen, role, select, system, user
+from frontend_lang.builders import assistant, control, decide, gen, role, select, system, user
+from frontend_lang.decisions import Decision, Question, choice, predicate, score
 from frontend_lang.events import CallDone, Event, ProgramDone, TextDelta, VariableSet
 from frontend_lang.limits import BudgetExceeded, Retry
 from frontend_lang.nodes import Call
@@ -62,6 +63,7 @@ from frontend_lang.selection import (
 )
 from frontend_lang.state import Branches, State
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
+from frontend_lang.tools import ToolAnswer, ToolCall, ToolFormat, describe_tools
 from frontend_lang.trace import CallRecord
 from frontend_lang.traces import DryRun, Trace, cache_table
 
@@ -73,6 +75,7 @@ __all__ = [
     "Call",
     "CallDone",
     "CallRecord",
+    "Decision",
     "DryBackend",
     "DryRun",
     "DryRunEnds",
@@ -90,6 +93,7 @@ __all__ = [
     "ProgramError",
     "ProgramResult",
     "ProgramStream",
+    "Question",
     "Recording",
     "RecordingBackend",
     "RemoteError",
@@ -99,13 +103,19 @@ __all__ = [
     "ScoredContinuation",
     "State",
     "TextDelta",
+    "ToolAnswer",
+    "ToolCall",
+    "ToolFormat",
     "Trace",
     "VariableSet",
     "assistant",
     "assistant_begin",
     "assistant_end",
     "cache_table",
+    "choice",
     "control",
+    "decide",
+    "describe_tools",
     "flush_cache",
     "function",
     "gen",
@@ -113,8 +123,10 @@ __all__ = [
     "gen_string",
     "greedy_token_selection",
     "image",
+    "predicate",
     "program",
     "role",
+    "score",
     "select",
     "separate_reasoning",
     "set_default_backend",

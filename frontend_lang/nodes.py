@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from frontend_lang.backends import GrammarSpec
     from frontend_lang.branch import Branch, Variable
+    from frontend_lang.decisions import Question
     from frontend_lang.limits import CallLimits
+    from frontend_lang.tools import ToolBox
     from frontend_lang.values import Reader
 
 T_co = TypeVar("T_co", covariant=True)
@@ -121,6 +123,33 @@ class Select(Call[str]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class UseTools(Call[T_co]):
+    """A generation that calls functions: one call, or calls and then an answer.
+
+    Attributes:
+        sampling, limits: of each of its requests, as in Gen.
+    """
+
+    name: str | None
+    sampling: Mapping[str, Any]
+    box: ToolBox
+    limits: CallLimits
+
+    @property
+    def label(self) -> str:
+        return f'gen("{self.name}")' if self.name else "gen()"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decide(Call[T_co]):
+    """Several questions about the transcript, which stays as it is."""
+
+    name: str | None
+    questions: Mapping[str, Question[Any]]
+    limits: CallLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """The place where a Capture begins."""
 
@@ -159,7 +188,8 @@ class Block(Expression):
     nodes: tuple[Node, ...]
 
 
-Node = Text | RoleBegin | RoleEnd | Gen[Any] | Select | Mark | Capture
+Request = Gen[Any] | Select | UseTools[Any] | Decide[Any]
+Node = Text | RoleBegin | RoleEnd | Request | Mark | Capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +219,7 @@ def flatten(value: object) -> tuple[Node, ...]:
     match value:
         case str():
             return (Text(value),)
-        case Text() | RoleBegin() | RoleEnd() | Gen() | Select():
+        case Text() | RoleBegin() | RoleEnd() | Gen() | Select() | UseTools() | Decide():
             return (value,)
         case Block():
             return value.nodes

@@ -11,7 +11,7 @@ from frontend_lang.backends import FinishReason, TokenLogprob, Usage
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One gen or select.
+    """One gen, select or decide; one per round of a gen with tools, and one per sample of a gen with n > 1.
 
     Attributes:
         index: order of start within the program's run, from 0.
@@ -27,7 +27,7 @@ class CallRecord:
     """
 
     index: int
-    kind: Literal["gen", "select"]
+    kind: Literal["gen", "select", "decide"]
     name: str | None
     location: str
     branch: str

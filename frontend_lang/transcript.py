@@ -58,6 +58,7 @@ class Transcript:
         self._open_role: str | None = None
         self._role_start = 0  # index into _segments of the open message's content
         self._role_suffix = ""
+        self.marks: dict[object, int] = {}  # places in the text that a program named, as `num_texts`
         self._end = ""  # plain text at the end of _ids, as far as it was encoded from a piece
 
     @property
