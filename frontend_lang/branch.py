@@ -95,6 +95,8 @@ class ProgramRun:
 
     def sampling_of(self, node: Gen[Any], grammar: GrammarSpec | None) -> SamplingParams:
         """Give a gen's options over the program's. The last one is kept: branches often share a gen."""
+        if node.params is not None and not self.sampling and grammar is node.grammar:
+            return node.params
         last = self._last_params
         if last is not None and last[0] is node and last[1] is grammar:
             return last[2]

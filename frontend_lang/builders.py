@@ -243,13 +243,15 @@ def gen(
     is_healed, n = given.pop("heal", False), given.pop("n", 1)
     if not isinstance(is_healed, bool):
         raise InvalidRequest(f"heal must be a bool, got {is_healed!r}", parameter="heal", value=is_healed)
-    if n != 1:
-        SamplingParams(n=n)  # checks it
     grammar, reader = constraint_of(given)
     if is_healed:
         check_can_heal(grammar)
-    sampling = checked_sampling({key: value for key, value in given.items() if key not in CONSTRAINTS})
-    return Gen(_checked_name(name), sampling, grammar, reader, limits, n, is_healed)
+    options = {key: value for key, value in given.items() if key not in CONSTRAINTS}
+    if "min_tokens" in options and "max_tokens" not in options:  # may stand alone: the program has the other
+        return Gen(_checked_name(name), checked_sampling(options), grammar, reader, limits, n, is_healed)
+    params = SamplingParams(**options, n=n, grammar=grammar)
+    sampling = MappingProxyType({key: getattr(params, key) for key in options})
+    return Gen(_checked_name(name), sampling, grammar, reader, limits, n, is_healed, params)
 
 
 def select(

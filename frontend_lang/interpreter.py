@@ -25,6 +25,7 @@ from frontend_lang.nodes import (
 )
 from frontend_lang.selecting import select
 from frontend_lang.tooling import use_tools
+from frontend_lang.waiting import until_done
 
 DONE = Reply(None)
 
@@ -46,7 +47,7 @@ async def settle(branch: Branch) -> None:
     while not branch.is_idle and not branch.run.is_closed:
         start(branch)
         if branch.task is not None and not branch.task.done():
-            await asyncio.wait([branch.task])
+            await until_done(branch.task)
 
 
 async def drain(branch: Branch) -> None:

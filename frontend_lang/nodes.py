@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from frontend_lang.backends import GrammarSpec
+    from frontend_lang.backends import GrammarSpec, SamplingParams
     from frontend_lang.branch import Branch, Variable
     from frontend_lang.decisions import Question
     from frontend_lang.limits import CallLimits
@@ -101,6 +101,7 @@ class Gen(Call[T_co]):
         n: number of samples; above 1 the value is their branches.
         is_healed: the last token of the prompt may be replaced by a longer one.
         limits: how long it may take and how often it may be tried again.
+        params: all of it for a program without options of its own, if that is known already.
     """
 
     name: str | None
@@ -110,6 +111,7 @@ class Gen(Call[T_co]):
     limits: CallLimits
     n: int = 1
     is_healed: bool = False
+    params: SamplingParams | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,7 +36,7 @@ from frontend_lang.outcome import Err, Ok, Outcome, Outcomes
 from frontend_lang.reading import opened, raise_failure, shown, statement_location, variable_of
 from frontend_lang.tools import ToolAnswer, ToolCall
 from frontend_lang.trace import CallRecord
-from frontend_lang.waiting import can_wait, wait_for
+from frontend_lang.waiting import can_wait, until_done, wait_for
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class State:
     async def value(self, name: Key) -> Any:
         """Wait for the value of `name`; raises like `state[name]`."""
         variable = variable_of(self._branch, name)
-        await asyncio.shield(variable)
+        await until_done(variable)
         return opened(self._branch.run, variable, name).value
 
     def text(self) -> str:
@@ -320,7 +320,7 @@ class State:
         variable = variable_of(self._branch, name)
         if not variable.done():
             self._check_can_wait(f"[{shown(name)}]", f"value({shown(name)})")
-            wait_for(asyncio.wait([variable]))
+            wait_for(until_done(variable))
         return opened(self._branch.run, variable, name)
 
     def _check_can_wait(self, what: str, instead: str) -> None:
