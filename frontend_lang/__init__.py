@@ -66,6 +66,7 @@ from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.tools import ToolAnswer, ToolCall, ToolFormat, describe_tools
 from frontend_lang.trace import CallRecord
 from frontend_lang.traces import DryRun, Trace, cache_table
+from frontend_lang.voting import Vote, best_of, mean_logprob, vote
 
 __all__ = [
     "AsyncProgramStream",
@@ -108,9 +109,11 @@ __all__ = [
     "ToolFormat",
     "Trace",
     "VariableSet",
+    "Vote",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "best_of",
     "cache_table",
     "choice",
     "control",
@@ -123,6 +126,7 @@ __all__ = [
     "gen_string",
     "greedy_token_selection",
     "image",
+    "mean_logprob",
     "predicate",
     "program",
     "role",
@@ -140,4 +144,5 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
 ]
