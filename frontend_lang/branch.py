@@ -253,6 +253,17 @@ class Branch:
         if self.ready is not None and not self.ready.done():
             self.ready.set_result(None)
 
+    def abandon(self) -> None:
+        """Cancel what this branch and its children still have to do; it counts as told."""
+        for branch in self.run.branches:
+            if branch is self or branch.path.startswith(f"{self.path}/"):
+                if branch.queue:
+                    cause = RequestAborted("the branch was cancelled")
+                    branch.fail(branch.failure_at(branch.queue[0], cause))
+                if branch.task is not None:
+                    branch.task.cancel()
+                branch.close_scope()
+
     def failure_at(self, step: Step, cause: Exception) -> Failure:
         """Describe an error at a step. Pure."""
         node = step.node

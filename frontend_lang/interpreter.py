@@ -62,7 +62,8 @@ async def drain(branch: Branch) -> None:
         try:
             reply = await call(step, branch)
         except asyncio.CancelledError:
-            fail(branch, step, RequestAborted(f"{step.node.label} was cancelled"))
+            if branch.failure is None:  # an abandoned branch has one
+                fail(branch, step, RequestAborted(f"{step.node.label} was cancelled"))
             raise
         except Exception as error:  # noqa: BLE001 - kept for the readers of the branch, raised there
             fail(branch, step, error)

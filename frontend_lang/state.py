@@ -115,6 +115,8 @@ class State:
     def sync(self) -> None:
         """Wait until everything appended is done; raises like `text`."""
         if not self._branch.is_idle:
+            interpreter.start(self._branch)  # text alone need not wait, in async programs too
+        if not self._branch.is_idle:
             self._check_can_wait("sync()", "finished()")
             wait_for(interpreter.settle(self._branch))
         raise_failure(self._branch)
@@ -389,6 +391,16 @@ class Branches(Sequence[State]):
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is None:
             self.join()
+        else:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel what the branches still have to do; reading what is missing then raises, nothing is raised at the end.
+
+        Leaving `with state.fork(n) as branches:` by an exception does it.
+        """
+        for branch in self._branches:
+            branch.abandon()
 
     def join(self, mode: str = "gather_variable") -> Outcomes[State]:
         """Wait for all branches and give Ok(state) or Err(error) for each, in the order of the fork.
