@@ -1,11 +1,6 @@
-"""ReAct: think, act, observe. The action is chosen among the tools, its arguments fit the tool's own types."""
+"""ReAct: think, act, observe. What the model may write as an action is limited to calls of typed Python functions."""
 
-import inspect
-from typing import Any
-
-from pydantic import create_model
-
-from frontend_lang import ProgramResult, State, gen, program, select
+from frontend_lang import ProgramResult, State, ToolFormat, describe_tools, gen, program
 from radixrt import Engine
 
 POPULATIONS = {"France": 68, "Italy": 59, "Spain": 48}  # millions
@@ -13,54 +8,46 @@ POPULATIONS = {"France": 68, "Italy": 59, "Spain": 48}  # millions
 
 def population(country: str) -> str:
     """Look up how many million people live in a country."""
-    return f"{POPULATIONS[country]} million" if country in POPULATIONS else "unknown country"
+    return f"{POPULATIONS[country]} million"  # an unknown country is told to the model as an error
 
 
-def add(left: int, right: int) -> str:
+def add(left: int, right: int) -> int:
     """Add two whole numbers."""
-    return str(left + right)
+    return left + right
 
 
-TOOLS = {tool.__name__: tool for tool in (population, add)}
+def finish(answer: str) -> str:
+    """Give the answer to the question."""
+    return answer
+
+
+TOOLS = (population, add, finish)
+# How a call and its result stand in the transcript: a line each.
+LINES = ToolFormat(before="Action: ", after="", result_before="\nObservation: ", result_after="\n")
 EXAMPLE = """Question: How many million people live in Spain?
 Thought: I need the population of Spain.
-Action: population {"country": "Spain"}
+Action: {"name": "population", "arguments": {"country": "Spain"}}
 Observation: 48 million
 Thought: I know the answer now.
-Action: finish
-Answer: 48 million
+Action: {"name": "finish", "arguments": {"answer": "48 million"}}
 
 """
 
 
-def arguments_of(tool: Any) -> Any:
-    """Make a Pydantic model of a function's parameters: the schema of its arguments."""
-    parameters = inspect.signature(tool).parameters.values()
-    return create_model(tool.__name__, **{item.name: (item.annotation, ...) for item in parameters})
-
-
 @program
-def agent(s: State, question: str, max_steps: int = 4) -> str:
-    s += "Answer the question with these tools.\n"
-    for tool in TOOLS.values():
-        s += f"{tool.__name__}{inspect.signature(tool)}: {tool.__doc__}\n"
-    s += f"\n{EXAMPLE}Question: {question}\n"
+def agent(s: State, question: str, max_steps: int = 4) -> str | None:
+    s += f"{describe_tools(TOOLS)}\n\n{EXAMPLE}Question: {question}\n"
     for _ in range(max_steps):
-        s += "Thought:" + gen("thought", max_tokens=24, stop="\n")
-        s += "\nAction: " + select("action", [*TOOLS, "finish"])
-        if s["action"] == "finish":
-            break
-        tool = TOOLS[s["action"]]
-        s += " " + gen("arguments", schema=arguments_of(tool), max_tokens=32)
-        s += f"\nObservation: {tool(**s['arguments'].model_dump())}\n"
-    s += "\nAnswer:" + gen("answer", max_tokens=16, stop="\n")
-    return str(s["answer"]).strip()
+        s += "Thought:" + gen("thought", max_tokens=24, stop="\n") + "\n"
+        call = gen("call", tools=TOOLS, tool_format=LINES, max_tokens=48)
+        s += call
+        if s[call].name == "finish":  # a ToolCall: the name, the typed arguments, what the function gave
+            return str(s[call].value)
+    return None
 
 
-def main(engine: Engine) -> ProgramResult[str]:
-    result = agent.with_options(engine=engine, temperature=0).run(
-        "How many million people live in France and Italy?"
-    )
+def main(engine: Engine) -> ProgramResult[str | None]:
+    result = agent.with_options(engine=engine, temperature=0).run("How many million people live in France?")
     print(result.text()[result.text().rindex("Question:") :])
     print(result.table())
     return result

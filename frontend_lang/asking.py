@@ -22,6 +22,7 @@ async def decide(node: Decide[Any], step: Step, branch: Branch) -> Reply:
     """Ask all questions side by side; the transcript stays as it is, and its prefix is computed once."""
     with CallLog("decide", step, node.name, branch) as log:
         log.fields["prompt_ids"] = branch.transcript.token_ids()
+        branch.transcript.mark(log.index)
         answers = await all_or_first_error(
             [ask(question, node, branch) for question in node.questions.values()]
         )

@@ -131,6 +131,10 @@ class Transcript:
             text = self._pieces.pop().text + text
         self._pieces.append(TextPiece(text, is_template))
 
+    def mark(self, call_index: int) -> None:
+        """Note the place of a call that writes nothing."""
+        self._segments.append(Segment("", call_index=call_index))
+
     def add_generated(
         self,
         token_ids: Sequence[int],
