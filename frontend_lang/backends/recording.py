@@ -8,9 +8,9 @@ messages), and the calls in order of their start, each with its request and its 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -152,10 +152,10 @@ class _Heard:
     began: float
     continuations: tuple[tuple[int, ...], ...] = ()
     ended: float | None = None
-    chunks: list[OutputChunk] = field(default_factory=list)
-    chunk_s: list[float] = field(default_factory=list)
+    chunks: Sequence[OutputChunk] = ()
+    chunk_s: Sequence[float] = ()
     output: GenerationOutput | None = None
-    scores: list[ScoredContinuation] = field(default_factory=list)
+    scores: Sequence[ScoredContinuation] = ()
     failure: RecordedError | None = None
 
 
@@ -223,17 +223,30 @@ class RecordingBackend:
         self._backend.close_scope(scope_id)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
-        with self._hearing(request) as call:
+        call = self._heard(request)
+        call.chunks, call.chunk_s = chunks, chunk_s = [], []
+        try:
             async with aclosing(self._backend.stream(request)) as stream:
                 async for chunk in stream:
-                    call.chunks.append(chunk)
-                    call.chunk_s.append(self._clock() - call.began)
+                    chunks.append(chunk)
+                    chunk_s.append(self._clock() - call.began)
                     yield chunk
+        except BaseException as error:
+            self._fail(call, error)
+            raise
+        finally:
+            call.ended = self._clock()
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        with self._hearing(request) as call:
+        call = self._heard(request)
+        try:
             call.output = await self._backend.generate(request)
             return call.output
+        except BaseException as error:
+            self._fail(call, error)
+            raise
+        finally:
+            call.ended = self._clock()
 
     async def score(
         self,
@@ -243,24 +256,25 @@ class RecordingBackend:
         label: str = "",
         scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
-        asked = tuple(tuple(ids) for ids in continuations)
-        with self._hearing(GenerateRequest(tuple(prefix_ids), label=label), asked) as call:
-            call.scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
-            return call.scores
-
-    @contextmanager
-    def _hearing(
-        self, request: GenerateRequest, continuations: tuple[tuple[int, ...], ...] = ()
-    ) -> Iterator[_Heard]:
-        call = _Heard(call_site.get(), request, self._clock(), continuations)
-        self._calls.append(call)
+        call = self._heard(GenerateRequest(tuple(prefix_ids), label=label))
+        call.continuations = tuple(tuple(ids) for ids in continuations)
         try:
-            yield call
+            scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
+            call.scores = scores
+            return scores
         except BaseException as error:
-            call.failure = recorded_error(error, self.transient_errors)
+            self._fail(call, error)
             raise
         finally:
             call.ended = self._clock()
+
+    def _heard(self, request: GenerateRequest) -> _Heard:
+        call = _Heard(call_site.get(), request, self._clock())
+        self._calls.append(call)
+        return call
+
+    def _fail(self, call: _Heard, error: BaseException) -> None:
+        call.failure = recorded_error(error, self.transient_errors)
 
     def _recorded(self, call: _Heard) -> RecordedCall:
         assert call.ended is not None
