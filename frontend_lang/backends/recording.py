@@ -91,6 +91,7 @@ class Recording:
         decoded: (ids, text) of every run of ids that was decoded.
         opened: (history, role, prefix, suffix) of every chat message that was begun.
         calls: in order of start.
+        has_token_ids: the ids are the model's (see Backend).
     """
 
     bos_ids: tuple[int, ...]
@@ -99,6 +100,7 @@ class Recording:
     decoded: tuple[tuple[tuple[int, ...], str], ...] = ()
     opened: tuple[Opened, ...] = ()
     calls: tuple[RecordedCall, ...] = ()
+    has_token_ids: bool = True
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
@@ -188,6 +190,10 @@ class RecordingBackend:
         return self._backend.transient_errors
 
     @property
+    def has_token_ids(self) -> bool:
+        return self._backend.has_token_ids
+
+    @property
     def recording(self) -> Recording:
         """Give what was recorded so far; calls that still run are left out."""
         encoded = {(is_start, pieces): tuple(ids) for is_start, pieces, ids in self._encoded}
@@ -198,6 +204,7 @@ class RecordingBackend:
             encoded=tuple((is_start, pieces, ids) for (is_start, pieces), ids in encoded.items()),
             decoded=tuple(dict(self._decoded).items()),
             opened=tuple((history, role, *texts) for (history, role), texts in opened.items()),
+            has_token_ids=self.has_token_ids,
             calls=tuple(self._recorded(call) for call in self._calls if call.ended is not None),
         )
 
