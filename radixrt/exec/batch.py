@@ -103,10 +103,22 @@ def _sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
         sequence.constraint.matcher.fill_mask(mask)
     except GrammarDeadEnd as error:
         return SampleRow(sequence, draw, mask, (), error)
+    _ban(mask, sequence.constraint.banned.get(sequence.num_output_tokens, frozenset()))
     if sequence.allows_end:  # the ends are allowed exactly when the text so far is complete
         for token_id in (*sequence.eos_ids, *sequence.sampling.stop_token_ids):
             mask.view(np.uint32)[token_id // MASK_WORD_BITS] |= np.uint32(1 << token_id % MASK_WORD_BITS)
     return SampleRow(sequence, draw, mask, ())
+
+
+def _ban(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_ids: frozenset[int]) -> None:
+    """Clear bits of a mask, unless none would be left."""
+    if not token_ids:
+        return
+    kept = mask.copy()
+    for token_id in token_ids:
+        kept.view(np.uint32)[token_id // MASK_WORD_BITS] &= ~np.uint32(1 << token_id % MASK_WORD_BITS)
+    if kept.any():
+        mask[:] = kept
 
 
 def _banned(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
