@@ -327,7 +327,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""
-        return self._loop.stats()
+        return self._loop.stats(self._grammars.stats())
 
     def clear_cache(self) -> int:
         """Forget all prefixes that no running request uses; give how many pages became free."""
