@@ -123,6 +123,12 @@ class SamplingParams:
                 parameter="grammar",
                 value=self.grammar,
             )
+        if self.stop and self.grammar is not None and self.grammar.on_unsupported == "check":
+            raise InvalidRequest(
+                'stop must be empty under a grammar with on_unsupported="check": it would cut off the checked value',
+                parameter="stop",
+                value=self.stop,
+            )
 
     @property
     def is_greedy(self) -> bool:
