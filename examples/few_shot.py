@@ -1,6 +1,6 @@
-"""Few-shot word problems: eight worked examples are computed once and shared by every question."""
+"""Few-shot word problems in the manner of GSM8K: the worked examples are computed once and shared by every question."""
 
-from frontend_lang import Outcome, ProgramResult, State, gen, program
+from frontend_lang import Outcome, ProgramResult, State, cache_table, gen, program
 from radixrt import Engine
 
 WORKED = [
@@ -24,22 +24,20 @@ QUESTIONS = [
 
 
 @program
-def solve(s: State, question: str) -> None:
+def solve(s: State, question: str) -> int:
     for worked, steps, number in WORKED:
         s += f"Question: {worked}\nAnswer: {steps} The answer is {number}.\n\n"
     s += f"Question: {question}\nAnswer:" + gen("steps", max_tokens=40, stop=["The answer", "\n"])
     s += " The answer is " + gen("number", regex=r"[0-9]{1,4}\.", max_tokens=6)
+    return int(s["number"].rstrip("."))
 
 
-def main(engine: Engine) -> list[Outcome[ProgramResult[None]]]:
+def main(engine: Engine) -> list[Outcome[ProgramResult[int]]]:
     run = solve.with_options(engine=engine, temperature=0)
     outcomes = run.map([{"question": question} for question in QUESTIONS])
     for question, outcome in zip(QUESTIONS, outcomes, strict=True):
         print(f"{question}{outcome['steps']} -> {outcome['number']}")
-    calls = [call for outcome in outcomes for call in outcome.unwrap().calls]
-    num_prompt = sum(call.prompt_tokens for call in calls)
-    num_cached = sum(call.cached_tokens for call in calls)
-    print(f"{num_cached} of {num_prompt} prompt tokens came from the cache")
+    print(cache_table(outcomes))
     return outcomes
 
 

@@ -1,4 +1,4 @@
-"""A judge: fork one essay into several questions, answer each side by side, then select a verdict."""
+"""Branch, solve, merge: judge an essay in several respects side by side, then merge the opinions into a verdict."""
 
 from frontend_lang import ProgramResult, State, assistant, gen, program, select, system, user
 from radixrt import Engine
@@ -15,13 +15,13 @@ def judge(s: State, essay: str) -> dict[str, str]:
     s += system("You judge short essays. Be brief.")
     s += user(f"Essay: {essay}")
 
-    branches = s.fork(len(DIMENSIONS))
-    for branch, dimension in zip(branches, DIMENSIONS, strict=True):
+    branches = s.fork(len(DIMENSIONS))  # branch: the essay is computed once
+    for branch, dimension in zip(branches, DIMENSIONS, strict=True):  # solve: all at the same time
         branch += user(f"Judge its {dimension} in one sentence.")
         branch += assistant(gen("opinion", max_tokens=30, temperature=0, stop="\n"))
     opinions = {dimension: branch["opinion"] for dimension, branch in zip(DIMENSIONS, branches, strict=True)}
 
-    s += user("Opinions:\n" + "\n".join(opinions.values()) + "\nIs the essay good or bad?")
+    s += user("Opinions:\n" + "\n".join(opinions.values()) + "\nIs the essay good or bad?")  # merge
     s += assistant("The essay is ", select("verdict", choices=["good", "bad"]))
     return opinions
 

@@ -31,6 +31,7 @@ from frontend_lang.backends import (
     DryBackend,
     DryRunEnds,
     EngineBackend,
+    HttpBackend,
     NotRecorded,
     OpenAIBackend,
     ProgramError,
@@ -41,7 +42,8 @@ from frontend_lang.backends import (
     ReplayBackend,
     ScoredContinuation,
 )
-from frontend_lang.builders import assistant, control, gen, role, select, system, user
+from frontend_lang.builders import assistant, control, decide, gen, role, select, system, user
+from frontend_lang.decisions import Decision, Question, choice, predicate, score
 from frontend_lang.events import CallDone, Event, ProgramDone, TextDelta, VariableSet
 from frontend_lang.limits import BudgetExceeded, Retry
 from frontend_lang.nodes import Call
@@ -61,8 +63,10 @@ from frontend_lang.selection import (
 )
 from frontend_lang.state import Branches, State
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
+from frontend_lang.tools import ToolAnswer, ToolCall, ToolFormat, describe_tools
 from frontend_lang.trace import CallRecord
-from frontend_lang.traces import DryRun, Trace
+from frontend_lang.traces import DryRun, Trace, cache_table
+from frontend_lang.voting import Vote, best_of, mean_logprob, vote
 
 __all__ = [
     "AsyncProgramStream",
@@ -72,12 +76,14 @@ __all__ = [
     "Call",
     "CallDone",
     "CallRecord",
+    "Decision",
     "DryBackend",
     "DryRun",
     "DryRunEnds",
     "EngineBackend",
     "Err",
     "Event",
+    "HttpBackend",
     "NotRecorded",
     "Ok",
     "OpenAIBackend",
@@ -88,6 +94,7 @@ __all__ = [
     "ProgramError",
     "ProgramResult",
     "ProgramStream",
+    "Question",
     "Recording",
     "RecordingBackend",
     "RemoteError",
@@ -97,12 +104,21 @@ __all__ = [
     "ScoredContinuation",
     "State",
     "TextDelta",
+    "ToolAnswer",
+    "ToolCall",
+    "ToolFormat",
     "Trace",
     "VariableSet",
+    "Vote",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "best_of",
+    "cache_table",
+    "choice",
     "control",
+    "decide",
+    "describe_tools",
     "flush_cache",
     "function",
     "gen",
@@ -110,8 +126,11 @@ __all__ = [
     "gen_string",
     "greedy_token_selection",
     "image",
+    "mean_logprob",
+    "predicate",
     "program",
     "role",
+    "score",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -125,4 +144,5 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
 ]

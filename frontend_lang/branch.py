@@ -11,7 +11,7 @@ from typing import Any
 from frontend_lang.backends import Backend, GrammarSpec, ProgramError, RequestAborted, SamplingParams
 from frontend_lang.events import Event, VariableSet
 from frontend_lang.limits import Deadline, ProgramLimits, TokenBudget
-from frontend_lang.nodes import Call, Fork, Gen, Mark, Node, Step
+from frontend_lang.nodes import Call, Fork, Gen, Node, Step
 from frontend_lang.outcome import Failure
 from frontend_lang.selection import ScoredChoice
 from frontend_lang.trace import CallRecord
@@ -67,6 +67,9 @@ class ProgramRun:
         self.listener = options.listener
         self.loop = asyncio.get_running_loop()
         self.deadline, self.budget = self._limits_within(options.parent)
+        self.is_unlimited = (
+            self.deadline.at_s is None and self.budget.is_endless and self.limits.retry is None
+        )
         self.calls: list[CallRecord] = []
         self.num_calls_started = 0
         self.untold: list[Failure] = []
@@ -92,6 +95,8 @@ class ProgramRun:
 
     def sampling_of(self, node: Gen[Any], grammar: GrammarSpec | None) -> SamplingParams:
         """Give a gen's options over the program's. The last one is kept: branches often share a gen."""
+        if node.params is not None and not self.sampling and grammar is node.grammar:
+            return node.params
         last = self._last_params
         if last is not None and last[0] is node and last[1] is grammar:
             return last[2]
@@ -164,8 +169,7 @@ class Branch:
         self.num_children = 0
         self.num_calls = 0  # started
         self.own_names: set[str] = set()  # set by calls of this branch
-        self.gathered_names: set[str] = set()  # set by joins of its children
-        self.marks: dict[Mark, int] = {}
+        self.gathered_names: frozenset[str] = frozenset()  # set by joins of its children
         self._scope_id: int | None = None
         run.branches.append(self)
 
@@ -205,7 +209,7 @@ class Branch:
         """
         shared = set.intersection(*(child.own_names | child.gathered_names for child in children))
         shared -= self.own_names
-        self.gathered_names |= shared
+        self.gathered_names = self.gathered_names.union(shared)
         for name in shared:
             settled = [child.variables[name].result() for child in children]
             failures = [item for item in settled if isinstance(item, Failure)]
@@ -248,6 +252,17 @@ class Branch:
         self.transcript = transcript
         if self.ready is not None and not self.ready.done():
             self.ready.set_result(None)
+
+    def abandon(self) -> None:
+        """Cancel what this branch and its children still have to do; it counts as told."""
+        for branch in self.run.branches:
+            if branch is self or branch.path.startswith(f"{self.path}/"):
+                if branch.queue:
+                    cause = RequestAborted("the branch was cancelled")
+                    branch.fail(branch.failure_at(branch.queue[0], cause))
+                if branch.task is not None:
+                    branch.task.cancel()
+                branch.close_scope()
 
     def failure_at(self, step: Step, cause: Exception) -> Failure:
         """Describe an error at a step. Pure."""

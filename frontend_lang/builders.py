@@ -5,15 +5,28 @@ from __future__ import annotations
 import builtins
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest, SamplingParams
+from frontend_lang.decisions import Decisions, Question, checked_questions
 from frontend_lang.limits import CallLimits, Retry, checked_retry, checked_timeout
-from frontend_lang.nodes import Block, Expression, Gen, RoleBegin, RoleEnd, Select, Text, flatten
+from frontend_lang.nodes import (
+    Block,
+    Decide,
+    Expression,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    UseTools,
+    flatten,
+)
 from frontend_lang.selection import Method, checked_method
+from frontend_lang.tools import ToolAnswer, ToolBox, ToolCall, ToolFormat
 from frontend_lang.values import CONSTRAINTS, check_can_heal, constraint_of
 
 if TYPE_CHECKING:
@@ -82,12 +95,32 @@ class ConstraintOptions(GenOptions, total=False):
     grammar: str | GrammarSpec | None
 
 
+class ToolOptions(GenOptions, total=False):
+    """The options of a `gen` with tools; sampling options and limits hold for each of its requests.
+
+    Attributes:
+        on_tool_error: "tell" (default): what a tool raises becomes a result that the model sees, `ToolCall.error` says
+            what it was. "raise": the gen fails with it.
+        tool_format: how calls and results stand in the transcript.
+    """
+
+    on_tool_error: Literal["tell", "raise"]
+    tool_format: ToolFormat | None
+
+
 class SelectOptions(TypedDict, total=False):
     """The options of `select`, which says what each means."""
 
     method: Method
     choices_method: Method | None
     temperature: float
+    timeout_s: float | None
+    retries: int | Retry | None
+
+
+class DecideOptions(TypedDict, total=False):
+    """The options of `decide`: as in GenOptions."""
+
     timeout_s: float | None
     retries: int | Retry | None
 
@@ -101,8 +134,34 @@ _GEN_OPTIONS = (
     "n",
     *_OTHER_NAMES,
     "choices_method",
+    "tools",
+    "max_rounds",
+    "on_tool_error",
+    "tool_format",
 )
+_TOOL_OPTIONS = frozenset({"max_rounds", "on_tool_error", "tool_format"})
 _LOGPROB_NAMES = ("return_logprob", "top_logprobs_num")
+
+
+@overload
+def gen(
+    name: str | None = ...,
+    max_tokens: int | None = ...,
+    *,
+    tools: Sequence[Callable[..., Any]],
+    max_rounds: int,
+    **options: Unpack[ToolOptions],
+) -> UseTools[ToolAnswer]: ...
+
+
+@overload
+def gen(
+    name: str | None = ...,
+    max_tokens: int | None = ...,
+    *,
+    tools: Sequence[Callable[..., Any]],
+    **options: Unpack[ToolOptions],
+) -> UseTools[ToolCall]: ...
 
 
 @overload
@@ -145,7 +204,9 @@ def gen(
 ) -> Gen[Any]: ...
 
 
-def gen(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen[Any] | Select:
+def gen(
+    name: str | None = None, max_tokens: int | None = None, **options: Any
+) -> Gen[Any] | Select | UseTools[Any]:
     """Let the model write, and keep the text as variable `name`.
 
     What it gives is also the handle of its value: `person = gen("person", schema=Person); s += person` and then
@@ -158,6 +219,11 @@ def gen(name: str | None = None, max_tokens: int | None = None, **options: Any) 
         type: the text is one plain scalar, and the value is it: str, int, float, Decimal, bool, date, time, datetime,
             UUID, an Enum or a Literal. Whole numbers have at most 18 digits, others 16 and 15 after the point, years
             1000 to 9999.
+        tools: functions with typed parameters; the model calls one: what it writes is constrained to their signatures,
+            checked, and the function run (an async one on the program's loop, a plain one in a worker thread); the
+            result follows in the transcript. The value is a ToolCall. See ToolOptions.
+        max_rounds: with tools: the model calls at most so many times, as long as it wants to, and then answers. The
+            value is a ToolAnswer.
         n: number of samples. Above 1 the value is their branches, each with its own text and its own value of `name`;
             the State itself goes on with the first one's text.
         options: GenOptions and ConstraintOptions say what each means.
@@ -170,16 +236,22 @@ def gen(name: str | None = None, max_tokens: int | None = None, **options: Any) 
     limits = _limits(given)
     if "choices_method" in given:
         return _select_of(name, given)
+    if "tools" in given:
+        return _tools_of(name, given, limits)
+    for option in _TOOL_OPTIONS & given.keys():
+        raise InvalidRequest(f"{option} needs tools", parameter=option, value=given[option])
     is_healed, n = given.pop("heal", False), given.pop("n", 1)
     if not isinstance(is_healed, bool):
         raise InvalidRequest(f"heal must be a bool, got {is_healed!r}", parameter="heal", value=is_healed)
-    if n != 1:
-        SamplingParams(n=n)  # checks it
     grammar, reader = constraint_of(given)
     if is_healed:
         check_can_heal(grammar)
-    sampling = checked_sampling({key: value for key, value in given.items() if key not in CONSTRAINTS})
-    return Gen(_checked_name(name), sampling, grammar, reader, limits, n, is_healed)
+    options = {key: value for key, value in given.items() if key not in CONSTRAINTS}
+    if "min_tokens" in options and "max_tokens" not in options:  # may stand alone: the program has the other
+        return Gen(_checked_name(name), checked_sampling(options), grammar, reader, limits, n, is_healed)
+    params = SamplingParams(**options, n=n, grammar=grammar)
+    sampling = MappingProxyType({key: getattr(params, key) for key in options})
+    return Gen(_checked_name(name), sampling, grammar, reader, limits, n, is_healed, params)
 
 
 def select(
@@ -217,6 +289,28 @@ def select(
     return Select(_checked_name(name), tuple(choices), checked_method(choices_method or method), limits)
 
 
+def decide(
+    name: str | None,
+    questions: Mapping[str, Question[Any]],
+    *,
+    timeout_s: float | None = None,
+    retries: int | Retry | None = None,
+) -> Decide[Decisions]:
+    """Ask several questions about the transcript, and keep the answers as variable `name`.
+
+    The value maps each question's name to its Decision: the likeliest answer and the probability of each. Every
+    question is a short text behind the transcript, which is computed once; its answer is one row of logits. Nothing
+    of it stays in the transcript.
+
+    Args:
+        questions: made by `predicate`, `choice` and `score`.
+    Raises:
+        InvalidRequest: no questions.
+    """
+    limits = CallLimits(checked_timeout(timeout_s), checked_retry(retries))
+    return Decide(_checked_name(name), checked_questions(questions), limits)
+
+
 def _translate(given: dict[str, Any]) -> None:
     """Rename the options that programs written for SGLang use."""
     for other, ours in _OTHER_NAMES.items():
@@ -226,6 +320,16 @@ def _translate(given: dict[str, Any]) -> None:
     is_wanted, num_top = given.pop("return_logprob", None), given.pop("top_logprobs_num", None)
     if is_wanted or num_top:
         given.setdefault("logprobs", num_top or 0)
+
+
+def _tools_of(name: str | None, given: dict[str, Any], limits: CallLimits) -> UseTools[Any]:
+    refused = [option for option in (*CONSTRAINTS, "n", "heal") if option in given]
+    if refused:
+        raise InvalidRequest(
+            f"tools cannot be combined with {refused[0]}", parameter=refused[0], value=given[refused[0]]
+        )
+    box = ToolBox.of({option: given.pop(option) for option in ("tools", *_TOOL_OPTIONS) if option in given})
+    return UseTools(_checked_name(name), checked_sampling(given), box, limits)
 
 
 def _limits(given: dict[str, Any]) -> CallLimits:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from frontend_lang.backends import (
     DeadlineExceeded,
@@ -19,7 +19,7 @@ from frontend_lang.backends import (
 )
 from frontend_lang.branch import Branch, ProgramRun
 from frontend_lang.events import CallDone, TextDelta
-from frontend_lang.limits import BudgetExceeded, CallLimits, Retry
+from frontend_lang.limits import NO_LIMITS, BudgetExceeded, CallLimits, Retry
 from frontend_lang.nodes import Call, Step
 from frontend_lang.outcome import summary
 from frontend_lang.trace import CallRecord
@@ -30,7 +30,8 @@ T = TypeVar("T")
 class CallLog:
     """Own the record of one call while it runs; its requests are known by the place it was made at.
 
-    `fields` grows, then `close` or `fail` makes the record of it, once.
+    `fields` grows, then `close` makes the record of it, or `fail` unless there is one; leaving its `with` block by an
+    exception fails it.
     """
 
     def __init__(self, kind: str, step: Step, name: str | None, branch: Branch) -> None:
@@ -48,6 +49,13 @@ class CallLog:
         call_site.set(f"{self.run.program}:{branch.path}#{branch.num_calls}")
         branch.num_calls += 1
         self.record: CallRecord | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self.fail(error)
 
     def close(self, error: str | None = None) -> CallRecord:
         """Make the record and tell of it."""
@@ -102,55 +110,64 @@ async def send(
     Raises:
         DeadlineExceeded, BudgetExceeded: a limit was reached. Exception: what the backend raised.
     """
-    is_shown = False
+    if run.is_unlimited and run.listener is None and limits == NO_LIMITS:
+        return await run.backend.generate(request)
+    sending = _Sending(run, _retry(run, limits), on_chunk)
+    return await _timed(run, limits, lambda: sending.within_budget(request))
 
-    def show(chunk: OutputChunk) -> None:
-        nonlocal is_shown
-        is_shown = is_shown or bool(chunk.text)
-        on_chunk(chunk)
 
-    async def once() -> GenerationOutput:
-        if run.listener is None:
-            return await run.backend.generate(request)
+async def within(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitable[T]]) -> T:
+    """Do other work of a call within its time, again after transient errors."""
+    if run.is_unlimited and limits == NO_LIMITS:
+        return await work()
+    retry = _retry(run, limits)
+    return await _timed(run, limits, lambda: _tried(run, retry, work, lambda: False))
+
+
+class _Sending:
+    """One request on its way: what it may write, and whether any of its text was shown."""
+
+    def __init__(self, run: ProgramRun, retry: Retry | None, on_chunk: Callable[[OutputChunk], None]) -> None:
+        self._run = run
+        self._retry = retry
+        self._on_chunk = on_chunk
+        self._is_shown = False
+
+    async def within_budget(self, request: GenerateRequest) -> GenerationOutput:
+        budget = self._run.budget
+        if budget.is_endless:
+            return await self._tried(request)
+        sampling = request.sampling
+        granted = await budget.reserve(sampling.max_tokens * sampling.n)
+        num_written = granted  # a request that fails may have written all of it
+        try:
+            max_tokens = granted // sampling.n
+            if max_tokens < max(sampling.min_tokens, 1):
+                num_written = 0
+                raise BudgetExceeded(f"the program's token_budget has {granted} tokens left")
+            output = await self._tried(replace(request, sampling=replace(sampling, max_tokens=max_tokens)))
+            num_written = sum(len(sample.token_ids) for sample in output.samples)
+        finally:
+            budget.settle(granted, num_written)
+        return output
+
+    async def _tried(self, request: GenerateRequest) -> GenerationOutput:
+        return await _tried(self._run, self._retry, lambda: self._once(request), lambda: self._is_shown)
+
+    async def _once(self, request: GenerateRequest) -> GenerationOutput:
+        if self._run.listener is None:
+            return await self._run.backend.generate(request)
         collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async with aclosing(run.backend.stream(request)) as chunks:
+        async with aclosing(self._run.backend.stream(request)) as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
-                show(chunk)
+                self._is_shown = self._is_shown or bool(chunk.text)
+                self._on_chunk(chunk)
         return collector.output()
 
-    if run.budget.is_endless:
-        return await within(run, limits, once, lambda: is_shown)
-    sampling = request.sampling
-    granted = await within(
-        run, limits, lambda: run.budget.reserve(sampling.max_tokens * sampling.n), lambda: True
-    )
-    num_written = granted
-    try:
-        max_tokens = granted // sampling.n
-        if max_tokens < max(sampling.min_tokens, 1):
-            num_written = 0
-            raise BudgetExceeded(f"the program's token_budget has {granted} tokens left")
-        request = replace(request, sampling=replace(sampling, max_tokens=max_tokens))
-        output = await within(run, limits, once, lambda: is_shown)
-        num_written = sum(len(sample.token_ids) for sample in output.samples)
-    finally:
-        run.budget.settle(granted, num_written)
-    return output
 
-
-async def within(
-    run: ProgramRun,
-    limits: CallLimits,
-    work: Callable[[], Awaitable[T]],
-    is_final: Callable[[], bool] = lambda: False,
-) -> T:
-    """Do a piece of a call's work within its time, again after transient errors.
-
-    Args:
-        is_final: tells whether the work cannot be done again, because its text was shown.
-    """
-    run.deadline.check()
+def _retry(run: ProgramRun, limits: CallLimits) -> Retry | None:
+    """Give how often a call is sent again; raises InvalidRequest when it asks for what cannot be."""
     retry = limits.retry or run.limits.retry
     if retry is not None and retry.times and not run.backend.transient_errors:
         raise InvalidRequest(
@@ -158,12 +175,18 @@ async def within(
             parameter="retries",
             value=retry.times,
         )
+    return retry
+
+
+async def _timed(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitable[T]]) -> T:
+    """Do all of a call's work, waiting and trying again included, within its time."""
+    run.deadline.check()
     left_s = run.deadline.left_s(limits.timeout_s)
     if left_s is None:
-        return await _tried(run, retry, work, is_final)
+        return await work()
     try:
         async with asyncio.timeout(left_s) as timer:
-            return await _tried(run, retry, work, is_final)
+            return await work()
     except TimeoutError as error:
         if not timer.expired():
             raise
@@ -174,13 +197,13 @@ async def within(
 async def _tried(
     run: ProgramRun, retry: Retry | None, work: Callable[[], Awaitable[T]], is_final: Callable[[], bool]
 ) -> T:
-    if retry is None or not retry.times:
-        return await work()
-    for index in range(retry.times):
+    """Do work, again after transient errors unless it is final by then (its text was shown)."""
+    for index in range(0 if retry is None else retry.times):
         try:
             return await work()
         except run.backend.transient_errors:
             if is_final():
                 raise
-        await asyncio.sleep(retry.pause_s(index))
+        if retry is not None:
+            await asyncio.sleep(retry.pause_s(index))
     return await work()

@@ -54,6 +54,9 @@ class CallLimits:
     retry: Retry | None = None
 
 
+NO_LIMITS = CallLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
     """The limits of a program.

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from frontend_lang.backends import GrammarSpec
+    from frontend_lang.backends import GrammarSpec, SamplingParams
     from frontend_lang.branch import Branch, Variable
+    from frontend_lang.decisions import Question
     from frontend_lang.limits import CallLimits
+    from frontend_lang.tools import ToolBox
     from frontend_lang.values import Reader
 
 T_co = TypeVar("T_co", covariant=True)
@@ -99,6 +101,7 @@ class Gen(Call[T_co]):
         n: number of samples; above 1 the value is their branches.
         is_healed: the last token of the prompt may be replaced by a longer one.
         limits: how long it may take and how often it may be tried again.
+        params: all of it for a program without options of its own, if that is known already.
     """
 
     name: str | None
@@ -108,6 +111,7 @@ class Gen(Call[T_co]):
     limits: CallLimits
     n: int = 1
     is_healed: bool = False
+    params: SamplingParams | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +121,33 @@ class Select(Call[str]):
     name: str | None
     choices: tuple[str, ...]
     method: str
+    limits: CallLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UseTools(Call[T_co]):
+    """A generation that calls functions: one call, or calls and then an answer.
+
+    Attributes:
+        sampling, limits: of each of its requests, as in Gen.
+    """
+
+    name: str | None
+    sampling: Mapping[str, Any]
+    box: ToolBox
+    limits: CallLimits
+
+    @property
+    def label(self) -> str:
+        return f'gen("{self.name}")' if self.name else "gen()"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decide(Call[T_co]):
+    """Several questions about the transcript, which stays as it is."""
+
+    name: str | None
+    questions: Mapping[str, Question[Any]]
     limits: CallLimits
 
 
@@ -159,7 +190,8 @@ class Block(Expression):
     nodes: tuple[Node, ...]
 
 
-Node = Text | RoleBegin | RoleEnd | Gen[Any] | Select | Mark | Capture
+Request = Gen[Any] | Select | UseTools[Any] | Decide[Any]
+Node = Text | RoleBegin | RoleEnd | Request | Mark | Capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +221,7 @@ def flatten(value: object) -> tuple[Node, ...]:
     match value:
         case str():
             return (Text(value),)
-        case Text() | RoleBegin() | RoleEnd() | Gen() | Select():
+        case Text() | RoleBegin() | RoleEnd() | Gen() | Select() | UseTools() | Decide():
             return (value,)
         case Block():
             return value.nodes

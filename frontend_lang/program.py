@@ -39,8 +39,9 @@ from frontend_lang.limits import (
     checked_timeout,
 )
 from frontend_lang.outcome import Err, Ok, Outcome
+from frontend_lang.reading import replies
 from frontend_lang.result import ProgramResult
-from frontend_lang.state import State, replies
+from frontend_lang.state import State
 from frontend_lang.streaming import AsyncProgramStream, ProgramStream
 from frontend_lang.traces import DryRun, Seen, Trace, dry_run_of, see
 from frontend_lang.waiting import all_or_first_error, block_on, can_wait, run_in_greenlet, wait_for

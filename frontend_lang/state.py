@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, overload
@@ -11,8 +10,15 @@ from typing import Any, TypeVar, Unpack, overload
 from frontend_lang import builders, interpreter
 from frontend_lang.aliases import meta_info
 from frontend_lang.backends import ProgramError
-from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
-from frontend_lang.builders import ConstraintOptions, GenOptions, SelectOptions, nearest
+from frontend_lang.branch import Branch, Key, Reply
+from frontend_lang.builders import (
+    ConstraintOptions,
+    DecideOptions,
+    GenOptions,
+    SelectOptions,
+    ToolOptions,
+)
+from frontend_lang.decisions import Decisions, Question
 from frontend_lang.nodes import (
     Block,
     Call,
@@ -26,12 +32,13 @@ from frontend_lang.nodes import (
     Step,
     flatten,
 )
-from frontend_lang.outcome import Err, Failure, Ok, Outcome, Outcomes
+from frontend_lang.outcome import Err, Ok, Outcome, Outcomes
+from frontend_lang.reading import opened, raise_failure, shown, statement_location, variable_of
+from frontend_lang.tools import ToolAnswer, ToolCall
 from frontend_lang.trace import CallRecord
-from frontend_lang.waiting import can_wait, wait_for
+from frontend_lang.waiting import can_wait, until_done, wait_for
 
 T = TypeVar("T")
-_PACKAGE = __name__.partition(".")[0]
 
 
 class State:
@@ -82,9 +89,9 @@ class State:
 
     async def value(self, name: Key) -> Any:
         """Wait for the value of `name`; raises like `state[name]`."""
-        variable = _variable(self._branch, name)
-        await asyncio.shield(variable)
-        return _opened(self._branch.run, variable, name).value
+        variable = variable_of(self._branch, name)
+        await until_done(variable)
+        return opened(self._branch.run, variable, name).value
 
     def text(self) -> str:
         """Wait until everything appended is done, and give the transcript as text.
@@ -108,14 +115,16 @@ class State:
     def sync(self) -> None:
         """Wait until everything appended is done; raises like `text`."""
         if not self._branch.is_idle:
+            interpreter.start(self._branch)  # text alone need not wait, in async programs too
+        if not self._branch.is_idle:
             self._check_can_wait("sync()", "finished()")
             wait_for(interpreter.settle(self._branch))
-        _raise_failure(self._branch)
+        raise_failure(self._branch)
 
     async def finished(self) -> None:
         """Wait until everything appended is done; raises like `text`."""
         await interpreter.settle(self._branch)
-        _raise_failure(self._branch)
+        raise_failure(self._branch)
 
     def record(self, name: Key) -> CallRecord:
         """Give the record behind `name`: token counts, logprobs, finish reason.
@@ -126,7 +135,7 @@ class State:
         record = self._reply(name).record
         if record is None:
             raise ProgramError(
-                f"{_shown(name)} is not of one call",
+                f"{shown(name)} is not of one call",
                 program=self._branch.run.program,
                 location=statement_location(),
             )
@@ -157,11 +166,32 @@ class State:
         distribution = self.record(name).distribution
         if distribution is None:
             raise ProgramError(
-                f"{_shown(name)} is not a select",
+                f"{shown(name)} is not a select",
                 program=self._branch.run.program,
                 location=statement_location(),
             )
         return distribution
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        tools: Sequence[Callable[..., Any]],
+        max_rounds: int,
+        **options: Unpack[ToolOptions],
+    ) -> ToolAnswer: ...
+
+    @overload
+    def gen(
+        self,
+        name: str | None = ...,
+        max_tokens: int | None = ...,
+        *,
+        tools: Sequence[Callable[..., Any]],
+        **options: Unpack[ToolOptions],
+    ) -> ToolCall: ...
 
     @overload
     def gen(
@@ -228,6 +258,10 @@ class State:
         """Append `select(...)` and wait for the winner."""
         return self._now(builders.select(name, choices, **options))
 
+    def decide(self, questions: Mapping[str, Question[Any]], **options: Unpack[DecideOptions]) -> Decisions:
+        """Append `decide(...)` and wait for the decisions, by the questions' names."""
+        return self._now(builders.decide(None, questions, **options))
+
     def _now(self, call: Call[T]) -> T:
         self += call
         return self[call]
@@ -285,11 +319,11 @@ class State:
             wait_for(asyncio.sleep(0))
 
     def _reply(self, name: Key) -> Reply:
-        variable = _variable(self._branch, name)
+        variable = variable_of(self._branch, name)
         if not variable.done():
-            self._check_can_wait(f"[{_shown(name)}]", f"value({_shown(name)})")
-            wait_for(asyncio.wait([variable]))
-        return _opened(self._branch.run, variable, name)
+            self._check_can_wait(f"[{shown(name)}]", f"value({shown(name)})")
+            wait_for(until_done(variable))
+        return opened(self._branch.run, variable, name)
 
     def _check_can_wait(self, what: str, instead: str) -> None:
         if not (can_wait() and self._branch.run.is_here):
@@ -357,6 +391,16 @@ class Branches(Sequence[State]):
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is None:
             self.join()
+        else:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel what the branches still have to do; reading what is missing then raises, nothing is raised at the end.
+
+        Leaving `with state.fork(n) as branches:` by an exception does it.
+        """
+        for branch in self._branches:
+            branch.abandon()
 
     def join(self, mode: str = "gather_variable") -> Outcomes[State]:
         """Wait for all branches and give Ok(state) or Err(error) for each, in the order of the fork.
@@ -448,51 +492,3 @@ def _append(branch: Branch, value: object) -> bool:
         else:
             branch.append(node, location)
     return any(isinstance(node, Call) for node in nodes)
-
-
-def _variable(branch: Branch, name: Key) -> Variable:
-    variable = branch.variables.get(name)
-    if variable is None:
-        location, known = statement_location(), [key for key in branch.variables if isinstance(key, str)]
-        hint = nearest(name, known) if isinstance(name, str) else ""
-        raise ProgramError(
-            f'program "{branch.run.program}" has set no {_shown(name)} (read at {location}).{hint}',
-            program=branch.run.program,
-            location=location,
-            call=name if isinstance(name, str) else name.name,
-            prompt=branch.transcript.text,
-        )
-    return variable
-
-
-def _opened(run: ProgramRun, variable: Variable, name: Key) -> Reply:
-    settled = variable.result()
-    if isinstance(settled, Failure):
-        run.tell(settled)
-        raise settled.error(reading=name if isinstance(name, str) else name.name)
-    return settled
-
-
-def _shown(name: Key) -> str:
-    return f'"{name}"' if isinstance(name, str) else name.label
-
-
-def _raise_failure(branch: Branch) -> None:
-    if branch.failure is not None:
-        branch.run.tell(branch.failure)
-        raise branch.failure.error()
-
-
-def statement_location() -> str:
-    """Give "file:line" of the nearest caller outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def replies(branch: Branch) -> Iterator[tuple[Key, Reply | Failure]]:
-    """Give the settled variables of a branch."""
-    for name, variable in branch.variables.items():
-        if variable.done():
-            yield name, variable.result()

@@ -11,7 +11,7 @@ from frontend_lang.backends import FinishReason, TokenLogprob, Usage
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One gen or select.
+    """One gen, select or decide; one per round of a gen with tools, and one per sample of a gen with n > 1.
 
     Attributes:
         index: order of start within the program's run, from 0.
@@ -27,7 +27,7 @@ class CallRecord:
     """
 
     index: int
-    kind: Literal["gen", "select"]
+    kind: Literal["gen", "select", "decide"]
     name: str | None
     location: str
     branch: str
@@ -82,11 +82,16 @@ def table(calls: Sequence[CallRecord]) -> str:
     ]
     total = total_usage([call.usage for call in calls])
     rows.append(("total", "", *_counts(total), f"{sum(call.seconds for call in calls):.3f}"))
+    return lined_up(head, rows, num_left=2)
+
+
+def lined_up(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: int) -> str:
+    """Give a table as plain text; the first `num_left` columns begin at the left, the others end at the right. Pure."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = []
     for row in [head, *rows]:
         cells = [
-            cell.ljust(width) if column < 2 else cell.rjust(width)
+            cell.ljust(width) if column < num_left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

@@ -58,6 +58,7 @@ class Transcript:
         self._open_role: str | None = None
         self._role_start = 0  # index into _segments of the open message's content
         self._role_suffix = ""
+        self.marks: dict[object, int] = {}  # places in the text that a program named, as `num_texts`
         self._end = ""  # plain text at the end of _ids, as far as it was encoded from a piece
 
     @property
@@ -129,6 +130,10 @@ class Transcript:
         if self._pieces and self._pieces[-1].is_template == is_template:
             text = self._pieces.pop().text + text
         self._pieces.append(TextPiece(text, is_template))
+
+    def mark(self, call_index: int) -> None:
+        """Note the place of a call that writes nothing."""
+        self._segments.append(Segment("", call_index=call_index))
 
     def add_generated(
         self,

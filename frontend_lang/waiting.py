@@ -97,6 +97,23 @@ def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         pool.shutdown()
 
 
+async def until_done(future: asyncio.Future[Any]) -> None:
+    """Wait until a future is done, without raising what it holds; being cancelled leaves it alone."""
+    if future.done():
+        return
+    waiter: asyncio.Future[None] = future.get_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    future.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        future.remove_done_callback(wake)
+
+
 async def all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines side by side; give their results in order, or cancel the others and raise the first error."""
     if not work:

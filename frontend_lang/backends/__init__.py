@@ -5,13 +5,16 @@
 | `values` | radixrt's data types; with `engine` the only importer of radixrt |
 | `protocol` | `Backend`: what a program needs of a runtime |
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
-| `openai`, `chat_text`, `chat_answer`, `remote` | `OpenAIBackend`: any server that speaks the OpenAI chat protocol |
+| `http`, `remote` | `HttpBackend`: a radixrt server, token-exact |
+| `openai`, `chat_text`, `chat_answer` | `OpenAIBackend`: any server that speaks the OpenAI chat protocol |
 | `recording`, `replay` | `RecordingBackend` keeps what another one was asked and said; `ReplayBackend` answers from it |
+| `local_text`, `gathering` | what several of them share |
 | `dry` | `DryBackend`: sends nothing, answers with stand-ins |
 """
 
 from frontend_lang.backends.dry import DryBackend, DryRunEnds
 from frontend_lang.backends.engine import EngineBackend, RuntimeEngine
+from frontend_lang.backends.http import HttpBackend
 from frontend_lang.backends.openai import OpenAIBackend
 from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
 from frontend_lang.backends.recording import RecordedCall, Recording, RecordingBackend
@@ -45,6 +48,7 @@ __all__ = [
     "GenerateRequest",
     "GenerationOutput",
     "GrammarSpec",
+    "HttpBackend",
     "InvalidRequest",
     "NotRecorded",
     "OpenAIBackend",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
 
 from frontend_lang.backends.chat_text import ChatText
-from frontend_lang.backends.remote import RemoteError
+from frontend_lang.backends.remote import RemoteError, error_of, told_by
 from frontend_lang.backends.values import (
     FinishReason,
     GrammarSpec,
@@ -42,7 +43,8 @@ class ChatAnswer:
             RemoteError: an error in mid-stream, a refusal, or an answer that breaks the protocol.
         """
         if event.get("error") is not None:
-            raise RemoteError(f"the server broke off: {_message(event['error'])}")
+            told = told_by(event["error"])
+            raise error_of(replace(told, message=f"the server broke off: {told.message}"))
         if (usage := event.get("usage")) is not None:
             self._usage = _usage(usage)
         for choice in event.get("choices") or ():
@@ -126,7 +128,3 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         computed_tokens=num_prompt - num_cached + num_output,
         output_tokens=num_output,
     )
-
-
-def _message(error: object) -> object:
-    return error.get("message", error) if isinstance(error, Mapping) else error

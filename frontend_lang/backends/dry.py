@@ -14,7 +14,9 @@ from frontend_lang.backends.values import (
     OutputChunk,
     RadixrtError,
     Sample,
+    SamplingParams,
     TextPiece,
+    TokenLogprob,
     Usage,
 )
 
@@ -27,7 +29,7 @@ class DryBackend:
     """Encode and render as another backend does, and answer every call with a stand-in.
 
     A gen without a constraint gives its own name in brackets, "⟨answer⟩"; one with choices the first of them, as
-    select does. Any other constraint has no stand-in that would be honest: there the program ends with DryRunEnds,
+    select and decide do. Any other constraint has no stand-in that would be honest: there the program ends with DryRunEnds,
     unless `answers` has a text for it. Owns the list of the stand-ins it gave.
 
     Args:
@@ -69,12 +71,15 @@ class DryBackend:
         last = len(output.samples) - 1
         for index, sample in enumerate(output.samples):
             usage = output.usage if index == last else None
-            yield OutputChunk(index, sample.text, sample.token_ids, sample.finish_reason, usage=usage)
+            yield OutputChunk(
+                index, sample.text, sample.token_ids, sample.finish_reason, sample.logprobs, usage=usage
+            )
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
         text = self._answer(request.label, request.sampling.grammar)
         token_ids = tuple(self._backend.encode([TextPiece(text)], is_start=False))
-        samples = (Sample(text, token_ids, FinishReason.STOP),) * request.sampling.n
+        logprobs = _logprobs(token_ids, request.sampling)
+        samples = (Sample(text, token_ids, FinishReason.STOP, logprobs),) * request.sampling.n
         return GenerationOutput(request.prompt_ids, samples, Usage(prompt_tokens=len(request.prompt_ids)))
 
     async def score(
@@ -108,3 +113,13 @@ class DryBackend:
             )
         self.stand_ins.append(answer)
         return answer
+
+
+def _logprobs(token_ids: Sequence[int], sampling: SamplingParams) -> tuple[TokenLogprob, ...]:
+    """Give log-probabilities that know nothing: all tokens are alike, so a decision takes its first answer. Pure."""
+    if sampling.logprobs is None:
+        return ()
+    return tuple(
+        TokenLogprob(token_id, 0.0, tuple((other, 0.0) for other in sampling.logprob_token_ids))
+        for token_id in token_ids
+    )

@@ -24,6 +24,7 @@ from typing import Any, Literal, Self
 
 from frontend_lang.backends.chat_answer import ChatAnswer
 from frontend_lang.backends.chat_text import SUFFIX, ChatText, Message, prefix
+from frontend_lang.backends.gathering import collected
 from frontend_lang.backends.protocol import ScoredContinuation
 from frontend_lang.backends.remote import Remote, RemoteUnavailable, event_of, within
 from frontend_lang.backends.values import (
@@ -32,11 +33,15 @@ from frontend_lang.backends.values import (
     GrammarSpec,
     InvalidRequest,
     OutputChunk,
-    OutputCollector,
     SamplingParams,
     TextPiece,
 )
 
+# Sampling options that have a place in the protocol.
+PLAIN = (
+    "max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "seed", "stop", "logit_bias",
+    "logprobs", "grammar",
+)  # fmt: skip
 # Sampling options that servers of this kind know beyond the protocol, under the same names.
 EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos")
 STRUCTURED = {"regex": "regex", "choice": "choice", "lark": "grammar"}
@@ -130,11 +135,7 @@ class OpenAIBackend:
             yield chunk
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async with aclosing(self.stream(request)) as chunks:
-            async for chunk in chunks:
-                collector.add(chunk)
-        return collector.output()
+        return await collected(request, self.stream(request))
 
     async def score(
         self,
@@ -200,9 +201,6 @@ class OpenAIBackend:
 
     def _sampling(self, sampling: SamplingParams) -> dict[str, Any]:
         default = SamplingParams()
-        for name in ("prompt_logprobs", "logprob_token_ids"):
-            if (value := getattr(sampling, name)) != getattr(default, name):
-                raise self._refused(name, value)
         body: dict[str, Any] = {
             self._token_limit: sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -217,9 +215,10 @@ class OpenAIBackend:
             body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
         if sampling.logprobs is not None:
             body.update(logprobs=True, top_logprobs=sampling.logprobs)
-        for name in EXTENSIONS:
-            if (value := getattr(sampling, name)) != getattr(default, name):
-                if not self._extensions:
+        for item in fields(sampling):  # also those that come to be known later
+            name = item.name
+            if name not in PLAIN and (value := getattr(sampling, name)) != getattr(default, name):
+                if name not in EXTENSIONS or not self._extensions:
                     raise self._refused(name, value)
                 body[name] = list(value) if isinstance(value, tuple) else value
         return body

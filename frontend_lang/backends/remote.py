@@ -11,13 +11,37 @@ import json
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
 
-from frontend_lang.backends.values import DeadlineExceeded, EngineError, InvalidRequest
+from frontend_lang.backends.values import (
+    DeadlineExceeded,
+    EngineError,
+    GrammarDeadEnd,
+    GrammarTooCostly,
+    InvalidRequest,
+    NeverFits,
+    PromptTooLong,
+    RequestError,
+    UnknownModel,
+    UnsupportedGrammar,
+)
 
+# What an error's code means here; the first two are OpenAI's too.
+REQUEST_CODES: Mapping[str, type[RequestError]] = {
+    "context_length_exceeded": PromptTooLong,
+    "model_not_found": UnknownModel,
+    "never_fits": NeverFits,
+    "unsupported_grammar": UnsupportedGrammar,
+    "grammar_too_costly": GrammarTooCostly,
+}
+ENGINE_CODES: Mapping[str, type[EngineError]] = {
+    "deadline_exceeded": DeadlineExceeded,
+    "grammar_dead_end": GrammarDeadEnd,
+}
 CALLERS_FAULT = (400, 404, 413, 422)
 WORTH_ANOTHER_TRY = (408, 409, 425, 429, 500, 502, 503, 504)
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 60.0
@@ -48,6 +72,15 @@ class RemoteUnavailable(RemoteError):
     ) -> None:
         super().__init__(message, status=status)
         self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An error as a server tells it."""
+
+    message: str
+    parameter: str | None = None
+    code: str | None = None
 
 
 class Remote:
@@ -168,15 +201,16 @@ class Remote:
         raise self._refusal(path, response, content)
 
     def _refusal(self, path: str, response: httpx2.Response, content: bytes) -> Exception:
-        message, parameter = _error_of(content)
-        told = f"{self.url}{path} answered {response.status_code}: {message}"
-        if response.status_code in CALLERS_FAULT:
-            return InvalidRequest(told, parameter=parameter or "request")
-        if response.status_code in WORTH_ANOTHER_TRY:
-            return RemoteUnavailable(
-                told, status=response.status_code, retry_after_s=_retry_after_s(response.headers)
-            )
-        return RemoteError(told, status=response.status_code)
+        told = _error_of(content)
+        status = response.status_code
+        message = f"{self.url}{path} answered {status}: {told.message}"
+        if told.code in REQUEST_CODES or told.code in ENGINE_CODES:
+            return error_of(replace(told, message=message))
+        if status in CALLERS_FAULT:
+            return InvalidRequest(message, parameter=told.parameter or "request")
+        if status in WORTH_ANOTHER_TRY and response.headers.get("x-should-retry") != "false":
+            return RemoteUnavailable(message, status=status, retry_after_s=_retry_after_s(response.headers))
+        return RemoteError(message, status=status)
 
     def _delay_s(self, retry_after_s: float | None, attempt: int) -> float:
         """Give what the server asks for, else a delay that doubles; never more than a minute."""
@@ -232,18 +266,33 @@ def event_of(data: str) -> Mapping[str, Any]:
     return event
 
 
-def _error_of(content: bytes) -> tuple[str, str | None]:
-    """Give an error body's message and parameter, whatever dialect it is in. Pure."""
+def error_of(told: Told) -> Exception:
+    """Give the exception that an error told in mid-stream, or by its code, stands for. Pure."""
+    if (request_error := REQUEST_CODES.get(told.code or "")) is not None:
+        return request_error(told.message, parameter=told.parameter or "request")
+    return ENGINE_CODES.get(told.code or "", RemoteError)(told.message)
+
+
+def told_by(error: object) -> Told:
+    """Read what stands under "error" in a body or an event, whatever dialect it is in. Pure."""
+    if not isinstance(error, Mapping):
+        return Told(str(error)[:MAX_ERROR_CHARACTERS])
+    parameter, code = error.get("param"), error.get("code")
+    return Told(
+        str(error.get("message", error))[:MAX_ERROR_CHARACTERS],
+        parameter if isinstance(parameter, str) else None,
+        code if isinstance(code, str) else None,
+    )
+
+
+def _error_of(content: bytes) -> Told:
     try:
         body = json.loads(content)
     except ValueError:
         body = None
-    match body:
-        case {"error": {"message": str(message), "param": str(parameter)}}:
-            return message[:MAX_ERROR_CHARACTERS], parameter
-        case {"error": {"message": str(message)}} | {"message": str(message)} | {"error": str(message)}:
-            return message[:MAX_ERROR_CHARACTERS], None
-    return content.decode("utf-8", "replace")[:MAX_ERROR_CHARACTERS] or "nothing", None
+    if isinstance(body, Mapping):
+        return told_by(body.get("error") or body)
+    return Told(content.decode("utf-8", "replace")[:MAX_ERROR_CHARACTERS] or "nothing")
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from frontend_lang.backends.gathering import collected
 from frontend_lang.backends.protocol import ScoredContinuation, call_site
 from frontend_lang.backends.recording import RecordedCall, RecordedError, Recording, history_key
 from frontend_lang.backends.values import (
@@ -17,7 +17,6 @@ from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
     OutputChunk,
-    OutputCollector,
     RadixrtError,
     RequestAborted,
     RequestError,
@@ -136,11 +135,7 @@ class ReplayBackend:
             raise _error(call.error)
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async with aclosing(self.stream(request)) as chunks:
-            async for chunk in chunks:
-                collector.add(chunk)
-        return collector.output()
+        return await collected(request, self.stream(request))
 
     async def score(
         self,

@@ -6,11 +6,13 @@
 | `seen` | what is kept of a run so that a trace can be made of it |
 | `tree` | the order in which text, calls and forks stand in a branch |
 | `text`, `page` | the tree as plain text; as one self-contained HTML page |
+| `summary` | `cache_table`: what many runs cost |
 | `dry` | `DryRun`: the prompts of a program that sent nothing |
 """
 
 from frontend_lang.traces.dry import DryPrompt, DryRun, dry_run_of
 from frontend_lang.traces.model import Trace, TracedBranch
 from frontend_lang.traces.seen import Seen, see
+from frontend_lang.traces.summary import cache_table
 
-__all__ = ["DryPrompt", "DryRun", "Seen", "Trace", "TracedBranch", "dry_run_of", "see"]
+__all__ = ["DryPrompt", "DryRun", "Seen", "Trace", "TracedBranch", "cache_table", "dry_run_of", "see"]

@@ -56,10 +56,11 @@ def dry_run_of(trace: Trace, stand_ins: Sequence[str]) -> DryRun:
             label(call),
             call.branch,
             call.location,
-            text := trace.prompt(call.index),
+            text,
             call.prompt_ids,
             not any(stand_in in text for stand_in in stand_ins),
         )
         for call in trace.calls
+        for text in trace.sent(call.index)
     )
     return DryRun(prompts, trace.error, trace)

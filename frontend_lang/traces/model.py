@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frontend_lang.backends import InvalidRequest, Recording, ReplayBackend, Usage
+from frontend_lang.backends import InvalidRequest, RecordedCall, Recording, ReplayBackend, Usage
 from frontend_lang.backends.recording import RunFile
 from frontend_lang.trace import CallRecord, table, total_usage
 from frontend_lang.traces.page import as_fragment, as_page
@@ -127,7 +127,7 @@ class Trace:
     def prompt(self, index: int) -> str:
         """Give the text that stood before a call, exactly as it was sent, template included.
 
-        What a call gets beyond its branch's transcript (a question of `decide`, a healed token) is in `prompt_ids`.
+        What a call sends beyond its branch's transcript, as `decide` does, is in `sent`.
         """
         call = self.call(index)
         segments = self.branch(call.branch).segments
@@ -138,12 +138,48 @@ class Trace:
         )
         return self._before(call.branch) + _joined(segments[: next(later, len(segments))])
 
-    def times(self, index: int) -> CallTimes:
-        """Give how long a call took."""
+    def requests(self, index: int) -> list[RecordedCall]:
+        """Give what a call asked of the runtime: usually one request, none if it did not come so far."""
         call = self.call(index)
         earlier = [other for other in self.calls if other.branch == call.branch and other.index < index]
         site = f"{self.program}:{call.branch}#{len(earlier)}"
-        requests = [recorded for recorded in self.recording.calls if recorded.site == site]
+        return [recorded for recorded in self.recording.calls if recorded.site == site]
+
+    def sent(self, index: int) -> list[str]:
+        """Give the prompt of each request of a call as text, template included; equal ones once.
+
+        Where a request goes on behind the transcript (a question of `decide`) that text follows; ids whose text the
+        run never saw, and a token that was taken back to be healed, are told in brackets.
+        """
+        call, text = self.call(index), self.prompt(index)
+        found = [
+            self._text_of(request.request.prompt_ids, call.prompt_ids, text)
+            for request in self.requests(index)
+        ]
+        return list(dict.fromkeys(found)) or [text]
+
+    def _text_of(self, sent_ids: tuple[int, ...], known_ids: tuple[int, ...], known: str) -> str:
+        if sent_ids[: len(known_ids)] != known_ids:
+            return f"{known}[other ids: {len(sent_ids)}]"
+        rest, text = sent_ids[len(known_ids) :], known
+        while rest:
+            pieces, ids = max(
+                (
+                    (pieces, ids)
+                    for _, pieces, ids in self.recording.encoded
+                    if ids and rest[: len(ids)] == ids
+                ),
+                key=lambda item: len(item[1]),
+                default=((), ()),
+            )
+            if not ids:
+                return f"{text}[ids {list(rest)}]"
+            text, rest = text + "".join(piece.text for piece in pieces), rest[len(ids) :]
+        return text
+
+    def times(self, index: int) -> CallTimes:
+        """Give how long a call took."""
+        call, requests = self.call(index), self.requests(index)
         first_s = requests[-1].first_token_s if requests else None
         if first_s is not None:  # of a call that was sent again, the waiting before counts too
             first_s += requests[-1].started_s - requests[0].started_s

@@ -95,7 +95,8 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
         case Called(record=call, segment=segment):
             yield from _call(trace, call)
             text = call.text if segment is None else segment.text
-            yield f'<pre class="written">{_safe(text)}</pre>'
+            if call.kind != "decide":  # which writes nothing
+                yield f'<pre class="written">{_safe(text)}</pre>'
         case Forked(branches=branches):
             yield f'<details class="fork" open><summary><b>fork({len(branches)})</b></summary>'
             for branch in branches:
@@ -124,7 +125,10 @@ def _call(trace: Trace, call: CallRecord) -> Iterator[str]:
         if value:
             yield f"<tr><th>{_safe(name)}</th><td>{_safe(value)}</td></tr>"
     yield '</table><details class="prompt"><summary>exact prompt, '
-    yield f"{len(call.prompt_ids)} tokens</summary><pre>{_safe(trace.prompt(call.index))}</pre></details></details>"
+    yield f"{len(call.prompt_ids)} tokens</summary>"
+    for text in trace.sent(call.index):
+        yield f"<pre>{_safe(text)}</pre>"
+    yield "</details></details>"
 
 
 def _segment(segment: Segment) -> str:

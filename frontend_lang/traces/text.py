@@ -65,7 +65,7 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
                 )
             if call.error is not None:
                 yield f"   failed: {_short(call.error)}"
-            else:
+            elif call.kind != "decide":  # which writes nothing
                 yield "   " + _short(call.text if segment is None else segment.text)
         case Forked(branches=branches):
             yield f"fork({len(branches)})"

@@ -239,3 +239,70 @@ def test_a_hundred_forking_programs_need_no_thread_of_their_own():
     assert backend.most_running > 100
     assert most_threads <= before + 1
     assert threading.active_count() == before
+
+
+def test_cancelled_branches_stop_at_once_and_are_the_programs_to_handle():
+    @program
+    def raced(s):
+        branches = s.fork(3)
+        for index, branch in enumerate(branches):
+            branch += gen("x")
+            branch += gen("y")
+            for leaf in branch.fork(2) if index else ():
+                leaf += gen("z")
+        first = branches[0]["x"]
+        branches.cancel()
+        with pytest.raises(
+            ProgramError, match=r'gen\("y"\) failed at .*RequestAborted: the branch was cancelled'
+        ):
+            branches[1]["y"]
+        with pytest.raises(ProgramError):
+            branches[2].text()
+        s += "on " + gen("late")
+        return first, s["late"], [branch["x"] for branch in branches]
+
+    backend = ScriptedBackend(lambda request, prompt: request.label, delay_s=0.02)
+    assert raced.with_options(backend=backend).run().value == ("x", "late", ["x"] * 3)
+    assert backend.running == 0
+    assert backend.aborted == backend.num_calls - 4
+    assert backend.open_scopes == set()
+
+
+def test_leaving_a_fork_block_by_an_exception_cancels_its_branches():
+    @program
+    def left(s):
+        try:
+            with s.fork(2) as branches:
+                branches += gen("x")
+                raise KeyError("mine")
+        except KeyError:
+            return "handled"
+
+    backend = ScriptedBackend(delay_s=30)
+    assert left.with_options(backend=backend).run().value == "handled"
+    assert (backend.running, backend.open_scopes) == (0, set())
+
+
+def test_a_role_block_left_by_an_exception_ends_its_message():
+    @program
+    def left(s):
+        try:
+            with s.user():
+                s += "half"
+                raise KeyError("mine")
+        except KeyError:
+            s += assistant(gen("x"))
+        return s.messages()
+
+    messages = left.with_options(backend=ScriptedBackend()).run().value
+    assert messages == [{"role": "user", "content": "half"}, {"role": "assistant", "content": "ok"}]
+
+
+def test_text_alone_can_be_read_in_an_async_program_without_waiting():
+    @program
+    async def reading(s):
+        s += "just text"
+        return s.text(), s.token_ids()
+
+    text, token_ids = reading.with_options(backend=ScriptedBackend()).run().value
+    assert (text, len(token_ids)) == ("just text", 10)

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from frontend_lang import ProgramError, assistant, gen, program, select, system, user
-from radixrt import Engine, SamplingParams
+from frontend_lang import EngineBackend, ProgramError, assistant, gen, program, select, system, user
+from radixrt import Engine, EngineStopped, SamplingParams
 from tests.support.models import tiny_model
+from tests.support.places import place
 
 pytestmark = pytest.mark.timeout(120)
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -175,3 +176,108 @@ def test_a_raise_in_the_program_aborts_what_runs(engine):
         abandoned.with_options(engine=engine).run()
     assert tips.with_options(engine=engine, **GREEDY).run("trees").value
     assert engine.stats().num_running == 0
+
+
+@program
+def branching(s):
+    """Make 20 calls: 2 in the root, 3 forks of 4 with one call, 2 in the root after each."""
+    s += "Go on: " + gen("a")
+    s += gen("b")
+    for _ in range(3):
+        branches = s.fork(4)
+        for branch in branches:
+            branch += gen("c")
+        s += "".join(branch["c"] for branch in branches)
+        s += gen("d") + gen("e")
+    return s.text()
+
+
+class Mortal(EngineBackend):
+    """An engine whose calls fail from one of them on, some of them after they have begun to run."""
+
+    def __init__(self, engine, last):
+        super().__init__(engine)
+        self.num_left = last
+
+    async def generate(self, request):
+        self.num_left -= 1
+        if self.num_left >= 0:
+            return await super().generate(request)
+        async for _ in self.stream(request):
+            break
+        raise EngineStopped("the engine died")
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("index", range(20))
+def test_an_engine_that_dies_at_any_call_leaves_its_pool_as_it_was(engine, index):
+    before = engine.stats().cache.num_free_pages
+    options = {"temperature": 0, "max_tokens": 3, "ignore_eos": True}
+    with pytest.raises(ProgramError) as caught:
+        branching.with_options(backend=Mortal(engine, index), **options).run()
+    assert isinstance(caught.value.__cause__, EngineStopped)
+    name = caught.value.call
+    assert name == ("ab"[index] if index < 2 else "ccccde"[(index - 2) % 6])
+    source = 'gen("d")' if name in "de" else f'gen("{name}")'
+    assert caught.value.location == place(branching, source)
+    assert caught.value.prompt.startswith("Go on: ")
+    stats = engine.stats()
+    while stats.num_running or stats.num_waiting:  # an abort takes effect between two steps
+        stats = engine.stats()
+    engine.clear_cache()
+    engine.check()
+    cache = engine.stats().cache
+    assert (cache.num_free_pages, cache.num_held_pages, cache.num_scopes) == (before, 0, 0)
+
+
+def test_scopes_hold_the_prefixes_of_live_branches_only(engine):
+    held = []
+
+    @program
+    def forked(s):
+        s += "a shared prefix of some length " + gen("a", max_tokens=4, temperature=0)
+        s.sync()
+        held.append(engine.stats().cache.num_held_pages)
+        branches = s.fork(2)
+        branches += " and on " + gen("b", max_tokens=4, temperature=0)
+        branches.join()
+
+    forked.with_options(engine=engine).run()
+    assert held[0] > 0
+    engine.check()
+    assert engine.stats().cache.num_held_pages == 0
+
+
+def test_a_second_level_of_forks_computes_only_its_own_tokens(engine):
+    @program
+    def two_levels(s):
+        s += "a shared beginning that is long enough for several pages. " + gen("a", ignore_eos=True)
+        for index, branch in enumerate(s.fork(2)):
+            branch += f" way {index}: " + gen("b", ignore_eos=True)
+            for number, leaf in enumerate(branch.fork(3)):
+                leaf += f" step {number}: " + gen("c", ignore_eos=True)
+
+    calls = two_levels.with_options(engine=engine, temperature=0, max_tokens=6).run().calls
+    parents = {call.branch: call for call in calls if call.name != "c"}
+    for call in calls:
+        if call.name == "c":
+            parent = parents[call.branch.rpartition("/")[0]]
+            before = (*parent.prompt_ids, *parent.token_ids)
+            assert call.prompt_ids[: len(before)] == before  # nothing is tokenized again
+            assert (
+                call.cached_tokens >= len(before) - 1
+            )  # a sampled last token is computed by whoever goes on
+
+
+def test_no_token_is_computed_twice_because_of_tokenizing_it_again(engine):
+    @program
+    def chatting(s):
+        s += system("Short.")
+        for index in range(3):
+            s += user(f"Turn {index}") + assistant("So: ", gen("x", max_tokens=7, temperature=0))
+            s += user("Pick.") + assistant(select("y", ["one", "two"]))
+
+    calls = chatting.with_options(engine=engine).run().calls
+    for earlier, later in itertools.pairwise(calls):
+        written = (*earlier.prompt_ids, *earlier.token_ids)
+        assert later.prompt_ids[: len(written)] == written

@@ -24,7 +24,16 @@ from frontend_lang import (
 )
 from frontend_lang.backends.chat_text import ChatText, prefix
 from frontend_lang.backends.remote import Remote
-from radixrt import DeadlineExceeded, GenerateRequest, GrammarSpec, InvalidRequest, SamplingParams, TextPiece
+from radixrt import (
+    DeadlineExceeded,
+    GenerateRequest,
+    GrammarSpec,
+    InvalidRequest,
+    PromptTooLong,
+    SamplingParams,
+    TextPiece,
+    UnknownModel,
+)
 from tests.support.chat_server import DONE, Answer, chat, serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -343,6 +352,25 @@ def test_a_wrong_request_is_not_sent_again_and_names_the_parameter():
         with pytest.raises(InvalidRequest, match="400: top_p is odd") as caught:
             asyncio.run(on(server).generate(request_of()(on(server))))
         assert caught.value.parameter == "top_p"
+        assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("context_length_exceeded", PromptTooLong), ("model_not_found", UnknownModel), (None, InvalidRequest)],
+)
+def test_an_errors_code_says_what_it_is(code, kind):
+    error = {"error": {"message": "no", "param": "x", "code": code}}
+    with serving(Answer(status=400, body=error)) as server, pytest.raises(kind, match="400: no") as caught:
+        asyncio.run(on(server).generate(request_of()(on(server))))
+    assert type(caught.value) is kind
+
+
+def test_a_server_that_asks_not_to_be_asked_again_is_not():
+    with serving(busy(500, **{"x-should-retry": "false"})) as server:
+        with pytest.raises(RemoteError, match="500: busy") as caught:
+            asyncio.run(on(server).generate(request_of()(on(server))))
+        assert not isinstance(caught.value, RemoteUnavailable)
         assert len(server.bodies) == 1
 
 

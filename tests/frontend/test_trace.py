@@ -1,6 +1,7 @@
 """A trace tells what a run did: its tree, texts and counts, printed, saved and replayed."""
 
 import asyncio
+from html import escape
 
 import pytest
 
@@ -12,7 +13,10 @@ from frontend_lang import (
     ReplayBackend,
     Trace,
     assistant,
+    choice,
+    decide,
     gen,
+    predicate,
     program,
     select,
     set_default_backend,
@@ -278,3 +282,29 @@ def test_a_dry_run_goes_on_with_the_answers_it_is_given():
     assert dry.ended is None
     assert dry.prompts[-1].text == "Color: blue\nNumber: 21\nTwice 21: "
     assert [prompt.is_exact for prompt in dry.prompts] == [True, False, False]
+
+
+@program
+def asks(s):
+    s += system("Judge.") + user("A letter")
+    s += decide("d", {"is_long": predicate("Is it long?"), "mood": choice("Which mood?", ["good", "bad"])})
+    s += assistant(gen("x"))
+
+
+def test_the_questions_of_a_decide_are_shown_as_they_were_sent(engine):
+    dry = asks.with_options(engine=engine).dry_run()
+    assert dry.ended is None
+    assert [prompt.call for prompt in dry.prompts] == ["decide d", "decide d", "gen x"]
+    assert all(prompt.is_exact for prompt in dry.prompts)
+    trace = asks.with_options(engine=engine, max_tokens=4).run().trace
+    questions = trace.sent(0)
+    assert [prompt.text for prompt in dry.prompts[:2]] == questions
+    for text, request in zip(questions, trace.requests(0), strict=True):
+        assert text.startswith(trace.prompt(0))
+        pieces = [TextPiece(text, is_template=True)]
+        assert tuple(engine.tokenizer.encode_pieces(pieces)) == request.request.prompt_ids
+    assert "Is it long?" in questions[0]
+    assert "B) bad" in questions[1]
+    assert escape(questions[1]) in trace.html()
+    kinds = [line.strip("│├└─ ").partition("  ")[0] for line in str(trace).splitlines()]
+    assert kinds.index("'Judge. | A letter'") < kinds.index("decide d") < kinds.index("gen x")

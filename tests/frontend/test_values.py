@@ -378,3 +378,20 @@ def test_a_healed_call_on_an_engine_begins_as_its_prompt_ended(engine):
     text, whole = result.value
     assert whole == "http:" + text
     assert engine.tokenizer.decode(result.token_ids()) == whole
+
+
+@pytest.mark.model
+def test_healing_lets_the_default_model_write_the_token_it_knows():
+    @program
+    def link(s, heal):
+        s += 'Wikipedia: <a href="http:' + gen("x", heal=heal, max_tokens=6, temperature=0)
+        return s["x"]
+
+    with Engine("smollm2-135m") as engine:
+        runner = link.with_options(engine=engine)
+        healed = runner.run(True)
+        assert healed.value.startswith("//")
+        assert not runner.run(False).value.startswith("//")  # ":" and "//" apart are not what it has learned
+        whole = engine.tokenizer.encode_continuation("://")
+        assert healed.calls[0].token_ids[: len(whole)] == tuple(whole)
+        assert engine.tokenizer.decode(healed.token_ids()) == healed.text()

@@ -7,7 +7,18 @@ from typing import Any, TypedDict, assert_type
 
 from pydantic import BaseModel
 
-from frontend_lang import Branches, ProgramResult, State, gen, program, select
+from frontend_lang import (
+    Branches,
+    ProgramResult,
+    State,
+    ToolAnswer,
+    ToolCall,
+    decide,
+    gen,
+    predicate,
+    program,
+    select,
+)
 
 
 class Person(BaseModel):
@@ -60,6 +71,15 @@ def typed(s: State, question: str, *, loud: bool = False) -> int:
     choice = select("choice", ["a", "b"])
     s += choice
     assert_type(s[choice], str)
+    call = gen("call", tools=[len])
+    s += call
+    assert_type(s[call], ToolCall)
+    answer = gen("answer", tools=[len], max_rounds=3, temperature=0)
+    s += answer
+    assert_type(s[answer], ToolAnswer)
+    decisions = decide("decisions", {"sure": predicate("Sure?")})
+    s += decisions
+    assert_type(s[decisions]["sure"].probability, float)
     assert_type(s["person"], Any)
     assert_type(s.gen("person", schema=Person), Person)
     assert_type(s.gen("text", max_tokens=5), str)

@@ -54,6 +54,7 @@ class ChatServer:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     num_hung_up: int = 0
+    info: dict[str, Any] = field(default_factory=dict)  # what every GET gives
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         length = int(handler.headers["content-length"])
@@ -95,6 +96,13 @@ def serving(*answers: Answer) -> Iterator[ChatServer]:
 
         def do_POST(self) -> None:
             server.answer(self)
+
+        def do_GET(self) -> None:
+            content = json.dumps(server.info).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -1,0 +1,65 @@
+"""Text and token ids by a tokenizer in this process, as a program's transcript needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from frontend_lang.backends.values import InvalidRequest, TextPiece
+
+
+class RuntimeChat(Protocol):
+    """A chat template."""
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]: ...
+
+
+class RuntimeTokenizer(Protocol):
+    """The part of a radixrt tokenizer that a program needs."""
+
+    @property
+    def eos_ids(self) -> Sequence[int]: ...
+
+    @property
+    def chat(self) -> RuntimeChat | None: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_pieces(self, pieces: Sequence[TextPiece]) -> list[int]: ...
+
+    def encode_continuation(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class LocalText:
+    """Do what `Backend` says of text by a tokenizer."""
+
+    def __init__(self, tokenizer: RuntimeTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.bos_ids = tuple(tokenizer.encode(""))
+        self.eos_ids = frozenset(tokenizer.eos_ids)
+
+    def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
+        """Encode pieces as one text."""
+        if is_start or any(piece.is_template for piece in pieces):
+            return self._tokenizer.encode_pieces(pieces)
+        return self._tokenizer.encode_continuation("".join(piece.text for piece in pieces))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Give the text of ids."""
+        return self._tokenizer.decode(token_ids)
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]:
+        """Give the template's text before and after a message.
+
+        Raises:
+            InvalidRequest: the model has no chat template.
+        """
+        if self._tokenizer.chat is None:
+            raise InvalidRequest(
+                "the model has no chat template, so a program cannot use roles with it",
+                parameter="role",
+                value=role,
+            )
+        return self._tokenizer.chat.open_role(history, role)

@@ -1,0 +1,69 @@
+"""What a gen with tools does: the model writes a call, it is run, and its result is the next of the transcript."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from frontend_lang.branch import Branch, Reply
+from frontend_lang.events import TextDelta
+from frontend_lang.generating import gen
+from frontend_lang.nodes import Gen, Step, UseTools
+from frontend_lang.tools import ToolAnswer, ToolCall
+from frontend_lang.values import Reader
+
+
+async def use_tools(node: UseTools[Any], step: Step, branch: Branch) -> Reply:
+    """Let the model make one call, or as many as it wants within max_rounds and then answer.
+
+    A call stands in the assistant's message; its result is a message of its own, where the transcript has messages.
+    """
+    calls: list[ToolCall] = []
+    box = node.box
+    while True:
+        can_call = box.max_rounds is None or len(calls) < box.max_rounds
+        reply = await _written(node, step, branch, can_call=can_call)
+        written = reply.value
+        if "answer" in written:
+            return Reply(ToolAnswer(written["answer"], tuple(calls)), reply.record)
+        call = await box.call(written)
+        calls.append(call)
+        is_last = box.max_rounds is None
+        _append_result(node, branch, call, is_last=is_last)
+        if is_last:
+            return Reply(call, reply.record)
+
+
+async def _written(node: UseTools[Any], step: Step, branch: Branch, *, can_call: bool) -> Reply:
+    """Let the model write the JSON of a call or of its answer, between the marks of the format."""
+    box = node.box
+    grammar = box.grammar(can_call=can_call)
+    one: Gen[Any] = Gen(node.name, node.sampling, grammar, Reader(json.loads), node.limits)
+    _append(branch, box.format.before)
+    reply = await gen(one, Step(one, step.location), branch)
+    _append(branch, box.format.after)
+    return reply
+
+
+def _append_result(node: UseTools[Any], branch: Branch, call: ToolCall, *, is_last: bool) -> None:
+    transcript, style = branch.transcript, node.box.format
+    if not transcript.messages:
+        _append(branch, style.result_before + call.result + style.result_after)
+        return
+    num_texts = transcript.num_texts
+    transcript.open_role(style.result_role)
+    transcript.add_text(call.result)
+    transcript.close_role()
+    if not is_last:
+        transcript.open_role("assistant")
+    _tell(branch, transcript.text_since(num_texts))
+
+
+def _append(branch: Branch, text: str) -> None:
+    branch.transcript.add_text(text)
+    _tell(branch, text)
+
+
+def _tell(branch: Branch, text: str) -> None:
+    if branch.run.listener is not None and text:
+        branch.run.listener(TextDelta(branch.path, text))

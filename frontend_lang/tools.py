@@ -1,0 +1,212 @@
+"""Typed Python functions as tools: their schemas, the calls a model may write, and what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, PydanticUserError, create_model
+from pydantic_core import PydanticSerializationError, to_json
+
+from frontend_lang.backends import GrammarSpec, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model made.
+
+    Attributes:
+        arguments: as they were passed, converted to the types of the signature.
+        value: what the function gave; None if it raised.
+        result: the text that the model sees.
+        error: what the function raised, or None.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    value: Any
+    result: str
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """The end of a conversation with tools: the model's answer and the calls before it, in order."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls and results stand in the transcript. The default is what Hermes and Qwen models were trained on.
+
+    Attributes:
+        before, after: text around the JSON of a call: {"name": ..., "arguments": {...}}.
+        result_role: role of the message that holds a result, where the transcript has messages.
+        result_before, result_after: text around a result in a transcript of plain text.
+    """
+
+    before: str = "<tool_call>\n"
+    after: str = "\n</tool_call>"
+    result_role: str = "tool"
+    result_before: str = "\n<tool_response>\n"
+    result_after: str = "\n</tool_response>\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call; `arguments` checks and converts what the model wrote."""
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    arguments: type[BaseModel]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Tool:
+        """Read a function's name, first line of documentation, and typed parameters.
+
+        Raises:
+            InvalidRequest: a parameter has no type, a type that is no JSON data, or cannot be named in a call.
+        """
+        if not inspect.isroutine(function):
+            raise InvalidRequest(
+                f"each tool must be a function, got {function!r:.80}", parameter="tools", value=function
+            )
+        hints = typing.get_type_hints(function, include_extras=True)
+        fields: dict[str, Any] = {}
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise _refused(function, f"parameter {name!r} cannot be passed by name")
+            if name not in hints:
+                raise _refused(function, f"parameter {name!r} has no type")
+            fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+        try:
+            arguments = create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+            arguments.model_json_schema()
+        except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
+            raise _refused(function, str(error)) from None
+        description = (inspect.getdoc(function) or "").partition("\n")[0]
+        return cls(function.__name__, description, function, arguments)
+
+    def schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Give the JSON Schema of the arguments, and its definitions under names of this tool. Pure."""
+        schema = self.arguments.model_json_schema(ref_template=f"#/$defs/{self.name}.{{model}}")
+        definitions = schema.pop("$defs", {})
+        return schema, {f"{self.name}.{name}": item for name, item in definitions.items()}
+
+    async def run(self, arguments: BaseModel) -> Any:
+        """Call the function: an async one on this loop, a plain one in a worker thread."""
+        given = dict(arguments)
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(**given)
+        return await asyncio.to_thread(self.function, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolBox:
+    """The tools of one `gen`.
+
+    Attributes:
+        max_rounds: None = the model makes exactly one call. Else it makes at most so many calls and then answers.
+        on_error: "tell" = the model sees what a tool raised; "raise" = the gen fails with it.
+    """
+
+    tools: tuple[Tool, ...]
+    max_rounds: int | None = None
+    on_error: Literal["tell", "raise"] = "tell"
+    format: ToolFormat = field(default_factory=ToolFormat)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ToolBox:
+        """Make a box of gen's options `tools`, `max_rounds`, `on_tool_error`, `tool_format`; raises InvalidRequest."""
+        functions = options["tools"]
+        if not isinstance(functions, Sequence) or not functions:
+            raise InvalidRequest("tools must be a list of functions", parameter="tools", value=functions)
+        tools = tuple(Tool.of(function) for function in functions)
+        if len({tool.name for tool in tools}) != len(tools):
+            raise InvalidRequest("tools must have distinct names", parameter="tools", value=functions)
+        rounds = options.get("max_rounds")
+        if rounds is not None and (isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1):
+            raise InvalidRequest(
+                f"max_rounds must be a whole number of at least 1, got {rounds!r}",
+                parameter="max_rounds",
+                value=rounds,
+            )
+        on_error = options.get("on_tool_error", "tell")
+        if on_error not in ("tell", "raise"):
+            raise InvalidRequest(
+                f'on_tool_error must be "tell" or "raise", got {on_error!r}',
+                parameter="on_tool_error",
+                value=on_error,
+            )
+        return cls(tools, rounds, on_error, options.get("tool_format") or ToolFormat())
+
+    def grammar(self, *, can_call: bool) -> GrammarSpec:
+        """Give the constraint of one round: a call, or the final answer where there is one. Pure."""
+        kinds: list[dict[str, Any]] = []
+        definitions: dict[str, Any] = {}
+        for tool in self.tools if can_call else ():
+            arguments, more = tool.schema()
+            definitions |= more
+            kinds.append(_object(name={"const": tool.name}, arguments=arguments))
+        if self.max_rounds is not None:
+            kinds.append(_object(answer={"type": "string"}))
+        schema: dict[str, Any] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        return GrammarSpec.json_schema({**schema, "$defs": definitions} if definitions else schema)
+
+    async def call(self, written: Mapping[str, Any]) -> ToolCall:
+        """Run the call that the model wrote.
+
+        Raises:
+            ValueError: the arguments do not fit the signature. Exception: the tool's, with on_error "raise".
+        """
+        tool = next(tool for tool in self.tools if tool.name == written["name"])
+        arguments = tool.arguments.model_validate(written["arguments"])
+        given = dict(arguments)
+        try:
+            value = await tool.run(arguments)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            return ToolCall(tool.name, given, None, f"error: {type(error).__name__}: {error}", error)
+        return ToolCall(tool.name, given, value, _shown(value))
+
+
+def describe_tools(tools: Sequence[Callable[..., Any]]) -> str:
+    """Give the text that tells a model of its tools, for a system message: one JSON Schema a line. Pure."""
+    lines = []
+    for tool in map(Tool.of, tools):
+        schema = tool.arguments.model_json_schema()
+        about = {"name": tool.name, "description": tool.description, "parameters": schema}
+        lines.append(json.dumps({"type": "function", "function": about}, ensure_ascii=False))
+    return "You can call these functions:\n" + "\n".join(lines)
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def _shown(value: object) -> str:
+    """Give a result as the model sees it: text as it is, everything else as JSON if it can be."""
+    if isinstance(value, str):
+        return value
+    try:
+        return to_json(value).decode()
+    except PydanticSerializationError:
+        return str(value)
+
+
+def _refused(function: Callable[..., Any], why: str) -> InvalidRequest:
+    return InvalidRequest(f"{function.__name__} cannot be a tool: {why}", parameter="tools", value=function)
