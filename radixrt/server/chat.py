@@ -14,7 +14,7 @@ from radixrt.server.gate import Visit
 from radixrt.server.prompts import chat_prompt, has_breakpoint
 from radixrt.server.sampling import sampling_of
 from radixrt.server.service import Service
-from radixrt.types import FinishReason, GenerateRequest
+from radixrt.types import MAX_TOKENS_LIMIT, FinishReason, GenerateRequest
 
 
 class AnswerReader(Protocol):
@@ -71,7 +71,7 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
     service.check_model(body.model)
     _check_tools(body)
     constraint = constraint_of(body)
-    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    wanted = _wanted_tokens(body)
     sampling = sampling_of(
         body,
         max_tokens=service.config.default_max_tokens if wanted is None else wanted,
@@ -84,6 +84,19 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
         sampling = service.fitted(sampling, len(prompt_ids))
     terms = service.terms(visit, body, has_breakpoint=has_breakpoint(body.messages))
     return ChatPlan(terms.request(prompt_ids, sampling), constraint, TextReader)
+
+
+def _wanted_tokens(body: ChatBody) -> int | None:
+    """Give max_tokens by either of its names; the one that the client used is named if it is wrong."""
+    wanted = body.max_completion_tokens
+    if wanted is None:
+        return body.max_tokens
+    if not 1 <= wanted <= MAX_TOKENS_LIMIT:
+        raise InvalidRequest(
+            f"max_completion_tokens must be in [1, {MAX_TOKENS_LIMIT}], got {wanted}",
+            parameter="max_completion_tokens",
+        )
+    return wanted
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
