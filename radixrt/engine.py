@@ -268,6 +268,7 @@ class Engine:
         _check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
         _check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
         _check_ids("logprob_token_ids", sampling.logprob_token_ids, num_ids)
+        _check_ids("shown_token_ids", sampling.shown_token_ids, self.tokenizer.vocab_size)
         num_left = self.config.max_context - len(prompt_ids)
         if num_left < 1:
             raise PromptTooLong(
