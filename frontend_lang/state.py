@@ -109,7 +109,7 @@ class State:
     def token_ids(self) -> tuple[int, ...]:
         """Wait like `text`, and give the transcript as token ids."""
         self.sync()
-        return self._branch.transcript.token_ids()
+        return self._branch.transcript.told_ids()
 
     def sync(self) -> None:
         """Wait until everything appended is done; raises like `text`."""

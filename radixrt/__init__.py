@@ -34,8 +34,10 @@ if TYPE_CHECKING:
         UnsupportedGrammar,
     )
     from radixrt.explain import PrefixReport
+    from radixrt.grammar.counters import CompileStats, GrammarStats
+    from radixrt.histogram import Histogram
     from radixrt.loop import Scope, Ticket
-    from radixrt.metrics import CacheStats, EngineStats, Histogram, HitCount
+    from radixrt.metrics import CacheStats, EngineStats, HitCount
     from radixrt.streams import ChunkStream, stream_chunks
     from radixrt.types import (
         FinishReason,
@@ -90,7 +92,9 @@ _HOMES = {
     "EngineConfig": "radixrt.config",
     **dict.fromkeys(("GrammarSpec", "StructuralTag"), "radixrt.constraints"),
     "OutputCollector": "radixrt.delivery",
-    **dict.fromkeys(("CacheStats", "EngineStats", "Histogram", "HitCount"), "radixrt.metrics"),
+    **dict.fromkeys(("CacheStats", "EngineStats", "HitCount"), "radixrt.metrics"),
+    **dict.fromkeys(("CompileStats", "GrammarStats"), "radixrt.grammar.counters"),
+    "Histogram": "radixrt.histogram",
     "PrefixReport": "radixrt.explain",
     "Scope": "radixrt.loop",
     **dict.fromkeys(("ChunkStream", "stream_chunks"), "radixrt.streams"),
@@ -103,6 +107,7 @@ __all__ = [
     "AsyncEngine",
     "CacheStats",
     "ChunkStream",
+    "CompileStats",
     "DeadlineExceeded",
     "DeviceError",
     "Engine",
@@ -115,6 +120,7 @@ __all__ = [
     "GenerationOutput",
     "GrammarDeadEnd",
     "GrammarSpec",
+    "GrammarStats",
     "GrammarTooCostly",
     "Histogram",
     "HitCount",

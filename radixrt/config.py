@@ -152,6 +152,10 @@ class ServerConfig:
     max_prompts: int = option(512, "most prompts, or questions, in one request", low=1, high=1 << 16)
     max_body_bytes: int = option(8 << 20, "largest request body in bytes", low=1024, high=1 << 30)
     max_header_bytes: int = option(32 << 10, "largest request headers in bytes", low=1024, high=1 << 20)
+    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = option(
+        "auto",
+        "how tool calls are written; auto = as the model's chat template writes them, hermes if it knows no tools",
+    )
     max_request_s: int = option(600, "longest time of a request in seconds", low=1, high=86_400)
     body_timeout_s: int = option(30, "longest wait for a request's body in seconds", low=1, high=3600)
     max_retention_s: int = option(

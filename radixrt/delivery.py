@@ -40,7 +40,10 @@ class Delivery:
         self.sequences = sequences
         self.is_done = False
         self._deliver = deliver
-        self._detokenizers = [Detokenizer(tokenizer, stop=request.sampling.stop) for _ in sequences]
+        sampling = request.sampling
+        self._detokenizers = [
+            Detokenizer(tokenizer, stop=sampling.stop, shown_ids=sampling.shown_token_ids) for _ in sequences
+        ]
         self._num_open = len(sequences)
         self._has_begun = [False] * len(sequences)
 

@@ -28,6 +28,7 @@ from radixrt.exec.resolve import ResolvedConfig, resolve
 from radixrt.exec.runner import ModelRunner
 from radixrt.explain import PrefixReport
 from radixrt.grammar.cache import GrammarCache
+from radixrt.grammar.matcher import CompiledGrammar
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.store import KVStore
 from radixrt.loop import EngineLoop, Scope, Ticket
@@ -37,7 +38,7 @@ from radixrt.model.decoder import Decoder
 from radixrt.model.loader import load_model
 from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
-from radixrt.sched.constraint import Constraint
+from radixrt.sched.constraint import Constraint, Judge
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence
 from radixrt.streams import ChunkStream, stream_chunks
@@ -113,8 +114,10 @@ class Engine:
         grammar = request.sampling.grammar
         constraint = None
         if grammar is not None:
-            matcher = self._grammars.get(grammar, owner=request.owner).start()
-            constraint = Constraint.begin(matcher, room=request.sampling.max_tokens)
+            compiled = self._grammars.get(grammar, owner=request.owner)
+            judge = self._judge(compiled) if compiled.report.checked else None
+            room = request.sampling.max_tokens
+            constraint = Constraint.begin(compiled.start(), room=room, judge=judge)
         seed = request.sampling.seed
         if seed is None:
             seed = self._seeds.getrandbits(64)
@@ -132,6 +135,9 @@ class Engine:
                 )
             )
         return self._loop.submit(Delivery(request, sequences, self.tokenizer, deliver))
+
+    def _judge(self, grammar: CompiledGrammar) -> Judge:
+        return lambda token_ids: grammar.check(self.tokenizer.decode(token_ids))
 
     # The overloads overlap because a str is also a sequence of str; the first one wins, at run time too.
     @overload
@@ -262,6 +268,7 @@ class Engine:
         _check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
         _check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
         _check_ids("logprob_token_ids", sampling.logprob_token_ids, num_ids)
+        _check_ids("shown_token_ids", sampling.shown_token_ids, self.tokenizer.vocab_size)
         num_left = self.config.max_context - len(prompt_ids)
         if num_left < 1:
             raise PromptTooLong(
@@ -321,7 +328,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""
-        return self._loop.stats()
+        return self._loop.stats(self._grammars.stats())
 
     def clear_cache(self) -> int:
         """Forget all prefixes that no running request uses; give how many pages became free."""

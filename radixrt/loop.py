@@ -28,6 +28,7 @@ from radixrt.errors import (
     first_line,
 )
 from radixrt.exec.runner import ModelRunner
+from radixrt.grammar.counters import CompileStats
 from radixrt.kv.cache import PrefixCache, PrefixExplanation
 from radixrt.metrics import EngineMetrics, EngineStats
 from radixrt.sched.plan import SequenceUpdate, StepPlan
@@ -157,9 +158,9 @@ class EngineLoop:
         """Tell whether requests are taken: neither closed nor dead. Never waits."""
         return not self._is_closing
 
-    def stats(self) -> EngineStats:
-        """Give the counters."""
-        return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache))
+    def stats(self, compilations: CompileStats) -> EngineStats:
+        """Give the counters, with those of the cache of compiled constraints."""
+        return self.ask(lambda: self._metrics.stats(self._scheduler, self._cache, compilations))
 
     def explain(self, namespace: Namespace, token_ids: tuple[int, ...]) -> tuple[PrefixExplanation, float]:
         """Give the cache's explanation of a prompt, and the time."""
@@ -265,9 +266,12 @@ class EngineLoop:
             updates = self._scheduler.fail(plan, failure)
             self._check()
             return updates
+        self._metrics.observe_masks(result)
         return self._scheduler.commit(plan, result)
 
     def _deliver(self, update: SequenceUpdate) -> None:
+        if update.finish_reason is not None or update.error is not None:
+            self._metrics.observe_end(update)
         request_id = update.sequence.request_id
         delivery = self._deliveries.get(request_id)
         if delivery is None:

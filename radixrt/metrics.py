@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from radixrt.errors import GrammarDeadEnd
+from radixrt.grammar.counters import CompileStats, GrammarStats
+from radixrt.histogram import Histogram
 from radixrt.kv.cache import PrefixCache
-from radixrt.sched.plan import StepPlan
+from radixrt.sched.plan import SequenceUpdate, StepPlan, StepResult
 from radixrt.sched.scheduler import Scheduler
 from radixrt.types import GenerateRequest, Usage
 
 MAX_NAMES = 256  # labels and namespaces that are counted apart, the most recently used ones
-SMALLEST_BUCKET_S = 1e-4
-NUM_BUCKETS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +37,6 @@ class HitCount:
     def hit_rate(self) -> float:
         """Share of prompt tokens from the cache, 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Times by size: counts[b] = times below 0.1 ms * 2**b and not below half of that (the last: all longer)."""
-
-    counts: tuple[int, ...] = (0,) * NUM_BUCKETS
-
-    def plus(self, seconds: float) -> Histogram:
-        """Give the histogram with one more time. Pure."""
-        bucket = min(int(seconds / SMALLEST_BUCKET_S).bit_length(), NUM_BUCKETS - 1)
-        return Histogram((*self.counts[:bucket], self.counts[bucket] + 1, *self.counts[bucket + 1 :]))
-
-    def quantile_s(self, share: float) -> float:
-        """Give an upper bound of the time that this share of all does not exceed, in s; 0 when there are none."""
-        wanted, seen = share * sum(self.counts), 0
-        for bucket, count in enumerate(self.counts):
-            seen += count
-            if seen >= wanted > 0:
-                return SMALLEST_BUCKET_S * float(2**bucket)
-        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +78,7 @@ class EngineStats:
     Attributes:
         by_label, by_namespace: hits of finished requests, by call site and by namespace.
         step_s, wait_s: times of steps, and from submission to admission.
+        grammar: what constraints cost and did.
     """
 
     num_steps: int
@@ -117,6 +98,7 @@ class EngineStats:
     step_s: Histogram
     wait_s: Histogram
     cache: CacheStats
+    grammar: GrammarStats
 
     @property
     def hit_rate(self) -> float:
@@ -136,6 +118,7 @@ class EngineMetrics:
         self.by_namespace: OrderedDict[str, HitCount] = OrderedDict()
         self.step_s = Histogram()
         self.wait_s = Histogram()
+        self.grammar = GrammarStats()
 
     def observe_step(self, plan: StepPlan, *, started_s: float, seconds: float) -> None:
         """Take in one step: its work, its time, and how long those it admitted had waited."""
@@ -145,6 +128,35 @@ class EngineMetrics:
         for chunk in plan.chunks:
             if chunk.is_first:
                 self.wait_s = self.wait_s.plus(started_s - chunk.sequence.submitted_at_s)
+
+    def observe_masks(self, result: StepResult) -> None:
+        """Take in what masks did in one step."""
+        now = self.grammar
+        mask_s, num_masks = now.mask_s, now.num_masks
+        removed, num_measured = now.removed_probability * now.num_measured, now.num_measured
+        for chunk in result.chunks:
+            if chunk.mask_s is not None:
+                mask_s, num_masks = mask_s.plus(chunk.mask_s), num_masks + 1
+            if chunk.removed_probability is not None:
+                removed, num_measured = removed + chunk.removed_probability, num_measured + 1
+        if num_masks > now.num_masks:
+            self.grammar = replace(
+                now,
+                mask_s=mask_s,
+                num_masks=num_masks,
+                num_measured=num_measured,
+                removed_probability=removed / max(num_measured, 1),
+            )
+
+    def observe_end(self, update: SequenceUpdate) -> None:
+        """Take in a sequence's last update."""
+        constraint = update.sequence.constraint
+        if constraint is not None:
+            self.grammar = replace(
+                self.grammar,
+                num_dead_ends=self.grammar.num_dead_ends + isinstance(update.error, GrammarDeadEnd),
+                num_retries=self.grammar.num_retries + constraint.num_retries,
+            )
 
     def observe_finish(self, request: GenerateRequest, usage: Usage) -> None:
         """Take in a finished request."""
@@ -160,7 +172,7 @@ class EngineMetrics:
         _count(self.by_label, request.label, usage)
         _count(self.by_namespace, f"{namespace.salt or ''}|{namespace.adapter or ''}", usage)
 
-    def stats(self, scheduler: Scheduler, cache: PrefixCache) -> EngineStats:
+    def stats(self, scheduler: Scheduler, cache: PrefixCache, compilations: CompileStats) -> EngineStats:
         """Give all counters at this moment."""
         return EngineStats(
             num_steps=self.num_steps,
@@ -180,6 +192,7 @@ class EngineMetrics:
             step_s=self.step_s,
             wait_s=self.wait_s,
             cache=cache_stats(scheduler, cache),
+            grammar=replace(self.grammar, compilations=compilations),
         )
 
 

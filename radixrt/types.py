@@ -55,6 +55,8 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens from `GenerateRequest.logprob_start` on.
         ignore_eos: go on after an end-of-sequence token.
         grammar: constraint on the new text.
+        shown_token_ids: control tokens whose names are part of the text, where others have no text: what reads
+            tool calls needs to see them.
     """
 
     max_tokens: int = 256
@@ -76,13 +78,15 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: GrammarSpec | None = None
+    shown_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         stop: object = self.stop  # one string is accepted for a list of one
         object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else _tuple("stop", stop))
-        for name in ("stop_token_ids", "logprob_token_ids"):
+        for name in ("stop_token_ids", "logprob_token_ids", "shown_token_ids"):
             object.__setattr__(self, name, _tuple(name, getattr(self, name)))
-        _check_int("number of logprob_token_ids", len(self.logprob_token_ids), 0, MAX_LOGIT_BIAS)
+        for name in ("logprob_token_ids", "shown_token_ids"):
+            _check_int(f"number of {name}", len(getattr(self, name)), 0, MAX_LOGIT_BIAS)
         if self.logprob_token_ids and self.logprobs is None:
             raise InvalidRequest("logprob_token_ids needs logprobs", parameter="logprob_token_ids")
         if not isinstance(self.logit_bias, Mapping):
@@ -122,6 +126,12 @@ class SamplingParams:
                 "grammar must be a GrammarSpec, e.g. GrammarSpec.regex(...)",
                 parameter="grammar",
                 value=self.grammar,
+            )
+        if self.stop and self.grammar is not None and self.grammar.on_unsupported == "check":
+            raise InvalidRequest(
+                'stop must be empty under a grammar with on_unsupported="check": it would cut off the checked value',
+                parameter="stop",
+                value=self.stop,
             )
 
     @property

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import llguidance
 import numpy as np
@@ -46,6 +46,10 @@ class Run(Protocol):
 
 class Compiled(Protocol):
     def start(self) -> Run: ...
+
+    def is_valid(self, text: str) -> bool:
+        """Give the engine's own last word on a finished text; True where masks are all it has."""
+        ...
 
 
 class Arm(Protocol):
@@ -95,6 +99,9 @@ class _CompiledMatcher:
     def start(self) -> MatcherRun:
         return MatcherRun(self.grammar.start(), np.zeros((self.vocab_size + 31) // 32, dtype=np.int32))
 
+    def is_valid(self, text: str) -> bool:
+        return not self.grammar.report.checked or self.grammar.check(text)
+
 
 @dataclass(frozen=True)
 class RadixrtArm:
@@ -102,9 +109,10 @@ class RadixrtArm:
 
     vocabulary: GrammarVocabulary
     name: str = "radixrt"
+    on_unsupported: Literal["refuse", "check"] = "refuse"
 
     def compile(self, schema: Any) -> Compiled:
-        spec = GrammarSpec.json_schema(schema)
+        spec = GrammarSpec.json_schema(schema, on_unsupported=self.on_unsupported)
         return _CompiledMatcher(
             compile_for(spec, self.vocabulary, DEFAULT_LIMITS), self.vocabulary.vocab_size
         )
@@ -171,6 +179,9 @@ class _OutlinesIndex:
 
     def start(self) -> _OutlinesRun:
         return _OutlinesRun(self.index, self.end_id)
+
+    def is_valid(self, text: str) -> bool:
+        return True
 
 
 class _OutlinesRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
 
 MASK_WORD_BITS = 32
+MEASURE_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class SampleRow:
         uniform: number in [0, 1), keyed by seed, sample and position.
         mask: [ceil(V / 32)] int32, 1 = allowed; None = everything.
         banned_ids: tokens that must not come now (ends before min_tokens).
+        mask_s: time to fill the mask.
         error: the constraint gave up, so that there is no mask to sample with; concerns this sequence only.
     """
 
@@ -35,10 +38,16 @@ class SampleRow:
     mask: np.ndarray[tuple[int], np.dtype[np.int32]] | None
     banned_ids: tuple[int, ...]
     error: GrammarDeadEnd | None = None
+    mask_s: float = 0.0
 
     @property
     def sampling(self) -> SamplingParams:
         return self.sequence.sampling
+
+    @property
+    def is_measured(self) -> bool:
+        """Tell whether this row's masked probability is measured: one in MEASURE_EVERY, the same ones in every run."""
+        return (self.sequence.num_output_tokens + self.sequence.arrival) % MEASURE_EVERY == 0
 
 
 def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> BatchInputs:
@@ -99,14 +108,28 @@ def _sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
     if sequence.constraint is None:
         return SampleRow(sequence, draw, None, _banned(sequence, vocab_size))
     mask = np.zeros(-(-vocab_size // MASK_WORD_BITS), dtype=np.int32)
+    started = time.perf_counter()
     try:
         sequence.constraint.matcher.fill_mask(mask)
     except GrammarDeadEnd as error:
         return SampleRow(sequence, draw, mask, (), error)
+    mask_s = time.perf_counter() - started
+    _ban(mask, sequence.constraint.banned.get(sequence.num_output_tokens, frozenset()))
     if sequence.allows_end:  # the ends are allowed exactly when the text so far is complete
         for token_id in (*sequence.eos_ids, *sequence.sampling.stop_token_ids):
             mask.view(np.uint32)[token_id // MASK_WORD_BITS] |= np.uint32(1 << token_id % MASK_WORD_BITS)
-    return SampleRow(sequence, draw, mask, ())
+    return SampleRow(sequence, draw, mask, (), mask_s=mask_s)
+
+
+def _ban(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_ids: frozenset[int]) -> None:
+    """Clear bits of a mask, unless none would be left."""
+    if not token_ids:
+        return
+    kept = mask.copy()
+    for token_id in token_ids:
+        kept.view(np.uint32)[token_id // MASK_WORD_BITS] &= ~np.uint32(1 << token_id % MASK_WORD_BITS)
+    if kept.any():
+        mask[:] = kept
 
 
 def _banned(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:

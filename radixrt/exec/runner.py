@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from radixrt.errors import RadixrtError
 from radixrt.exec import sampler
-from radixrt.exec.batch import build_inputs, build_sample_rows
+from radixrt.exec.batch import SampleRow, build_inputs, build_sample_rows
 from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
 from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
@@ -38,6 +41,8 @@ class ModelRunner:
         self.model = model
         self.store = store
         self.num_token_ids = num_token_ids
+        # Masks are filled here while the forward pass runs: it lets go of the interpreter.
+        self._masking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixrt-masks")
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -47,12 +52,21 @@ class ModelRunner:
         """
         self.store.copy_pages(plan.page_copies)
         inputs = build_inputs(plan, page_size=self.store.layout.page_size, device=self.model.device)
-        logits = self.model.forward(inputs, self.store)
-        return self._sample(plan, logits)
+        pending = self._fill_masks(plan)
+        try:
+            logits = self.model.forward(inputs, self.store)
+        finally:
+            rows = pending()  # in any case: nobody else may use a matcher before its mask is filled
+        return self._sample(plan, logits, rows)
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+    def _fill_masks(self, plan: StepPlan) -> Callable[[], list[SampleRow]]:
+        """Begin to make the sample rows; the call gives them."""
+        make = partial(build_sample_rows, plan, vocab_size=self.num_token_ids)
+        has_masks = any(chunk.wants_sample and chunk.sequence.constraint for chunk in plan.chunks)
+        return self._masking.submit(make).result if has_masks else make
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor, rows: list[SampleRow]) -> StepResult:
         # Rows of logits, chunk after chunk: [its scored positions][its next token]
-        rows = build_sample_rows(plan, vocab_size=self.num_token_ids)
         sample_at, scored_at, row = [], [], 0
         for chunk in plan.chunks:
             scored_at.append(range(row, row + len(chunk.scored)))
@@ -61,15 +75,17 @@ class ModelRunner:
                 sample_at.append(row)
                 row += 1
         drawable = logits[:, : self.num_token_ids]
-        drawn = sampler.sample(drawable if len(sample_at) == len(logits) else drawable[sample_at], rows)
-        outcomes = iter(zip(drawn, sample_at, strict=True))
+        drawable = drawable if len(sample_at) == len(logits) else drawable[sample_at]
+        drawn = sampler.sample(drawable, rows)
+        removed = sampler.removed_probability(drawable, rows)
+        outcomes = iter(zip(drawn, sample_at, rows, removed, strict=True))
         results = []
         for chunk, scored in zip(plan.chunks, scored_at, strict=True):
             known = self._score(chunk, logits[scored.start : scored.stop])
             if not chunk.wants_sample:
                 results.append(ChunkResult(scored=known))
                 continue
-            outcome, at = next(outcomes)
+            outcome, at, sample_row, removed_probability = next(outcomes)
             if isinstance(outcome, RadixrtError):
                 results.append(ChunkResult(error=outcome))
             else:
@@ -81,6 +97,8 @@ class ModelRunner:
                         self._logprob(chunk, logits[at], outcome),
                         self._logprob(chunk, logits[at], closing[0]) if closing else None,
                         known,
+                        mask_s=None if sample_row.mask is None else sample_row.mask_s,
+                        removed_probability=removed_probability,
                     )
                 )
         return StepResult(tuple(results))

@@ -136,6 +136,33 @@ def _filter_row(weights: torch.Tensor, row: SampleRow) -> torch.Tensor:
     return result
 
 
+def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[float | None]:
+    """Give the share of each row's probability that its mask takes away, 0 to 1; None where it is not measured.
+
+    Two passes over a row of logits cost more than most masks, so one masked row in MEASURE_EVERY is looked at.
+
+    Args:
+        logits: [N, V] float32, raw.
+    """
+    found: list[float | None] = [None] * len(rows)
+    wanted = [
+        index
+        for index, row in enumerate(rows)
+        if row.mask is not None and row.error is None and row.is_measured
+    ]
+    if wanted:
+        allowed = unpack_masks(
+            [row.mask for index in wanted if (row := rows[index]).mask is not None], logits.shape[1]
+        )
+        chosen = logits[wanted]
+        weights = (chosen - chosen.max(dim=-1, keepdim=True).values).exp_()
+        total = weights.sum(dim=-1)
+        kept = weights.mul_(allowed.to(logits.device)).sum(dim=-1)
+        for index, value in zip(wanted, (1 - kept / total).clamp(0, 1).tolist(), strict=True):
+            found[index] = value
+    return found
+
+
 def token_logprobs(
     logits: torch.Tensor, token_ids: Seq[int], num_top: Seq[int], *, num_token_ids: int | None = None
 ) -> list[TokenLogprob]:

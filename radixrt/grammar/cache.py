@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from concurrent.futures import Future
+from dataclasses import replace
 
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarSpec
 from radixrt.errors import RequestError
 from radixrt.grammar.compile import DEFAULT_LIMITS, check_size, compile_for
+from radixrt.grammar.counters import CompileStats
 from radixrt.grammar.matcher import CompiledGrammar
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from radixrt.grammar.worker import CompileWorker, is_plainly_small
@@ -27,7 +30,8 @@ class GrammarCache:
     Each owner has a share: over the limit, whoever holds most gives up what it used longest ago, so that nobody can
     flush another's.
 
-    Invariant: num_bytes <= config.grammar_cache_bytes after every `get`, unless compilations are under way.
+    Invariant: the bytes of all entries, each as of its last `get`, are at most config.grammar_cache_bytes, unless
+    compilations are under way. (Entries grow by their masks; a hit looks at the one entry only.)
     """
 
     def __init__(
@@ -39,6 +43,9 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._owners: dict[GrammarSpec, str] = {}  # who had each compiled; same keys as _entries
+        self._sizes: Counter[GrammarSpec] = Counter()  # bytes of each entry when it was last used
+        self._num_bytes = 0  # their sum: a hit must not look at every entry
+        self._stats = CompileStats()
 
     def get(self, spec: GrammarSpec, *, owner: str = "") -> CompiledGrammar:
         """Give the compiled constraint; compile it if it is not there.
@@ -54,6 +61,8 @@ class GrammarCache:
             if entry is None:
                 entry = self._entries[spec] = Future()
                 self._owners[spec] = owner
+            else:
+                self._stats = replace(self._stats, num_cached=self._stats.num_cached + 1)
             self._entries.move_to_end(spec)
         if is_mine:
             self._fill(spec, entry)
@@ -62,7 +71,7 @@ class GrammarCache:
             # A new error each time: one that is raised again and again collects the frames of all its callers.
             raise type(error)(str(error), parameter=error.parameter, value=error.value)
         grammar = entry.result()
-        self._shrink()
+        self._measure(spec, entry)
         return grammar
 
     def close(self) -> None:
@@ -79,7 +88,13 @@ class GrammarCache:
         with self._lock:
             return len(self._entries)
 
+    def stats(self) -> CompileStats:
+        """Give what happened since the start, and what is held now."""
+        with self._lock:
+            return replace(self._stats, num_bytes=self._num_bytes, num_entries=len(self._entries))
+
     def _fill(self, spec: GrammarSpec, entry: Future[CompiledGrammar]) -> None:
+        started = time.perf_counter()
         try:
             check_size(spec, self._config)
             if not is_plainly_small(spec):
@@ -92,14 +107,37 @@ class GrammarCache:
                     self._drop(spec)
                 raise
         finally:
+            self._count(entry, time.perf_counter() - started)
+            self._measure(spec, entry)
+
+    def _count(self, entry: Future[CompiledGrammar], seconds: float) -> None:
+        is_refused = entry.exception() is not None
+        with self._lock:
+            now = self._stats
+            self._stats = replace(
+                now,
+                num_compiled=now.num_compiled + (not is_refused),
+                num_refused=now.num_refused + is_refused,
+                compile_s=now.compile_s.plus(seconds),
+            )
+
+    def _measure(self, spec: GrammarSpec, entry: Future[CompiledGrammar]) -> None:
+        """Take in how large an entry is now, and make room if that is too much."""
+        num_bytes = _num_bytes(entry)
+        with self._lock:
+            if spec in self._entries:
+                self._num_bytes += num_bytes - self._sizes[spec]
+                self._sizes[spec] = num_bytes
+            is_over = self._num_bytes > self._config.grammar_cache_bytes
+        if is_over:
             self._shrink()
 
     def _shrink(self) -> None:
         """Drop finished entries of those who hold most, least recently used first, until the limit holds."""
         with self._lock:
             held: Counter[str] = Counter()
-            for spec, entry in self._entries.items():
-                held[self._owners[spec]] += _num_bytes(entry)
+            for spec, num_bytes in self._sizes.items():
+                held[self._owners[spec]] += num_bytes
             while held.total() > self._config.grammar_cache_bytes:
                 owner = max(held, key=held.__getitem__)
                 oldest = next(
@@ -107,13 +145,14 @@ class GrammarCache:
                     for spec, entry in self._entries.items()
                     if self._owners[spec] == owner and entry.done()
                 )
-                held[owner] -= _num_bytes(self._entries[oldest])
+                held[owner] -= self._sizes[oldest]
                 self._drop(oldest)
 
     def _drop(self, spec: GrammarSpec) -> None:
         """Forget an entry (the lock is held)."""
         self._entries.pop(spec, None)  # another thread may have made room meanwhile
         self._owners.pop(spec, None)
+        self._num_bytes -= self._sizes.pop(spec, 0)
 
 
 def _num_bytes(entry: Future[CompiledGrammar]) -> int:

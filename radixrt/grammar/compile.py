@@ -131,7 +131,7 @@ def _compile_rules(
 ) -> CompiledGrammar:
     """Compile a Lark or GBNF grammar.
 
-    Forced runs are off: looking for them can make the engine loop for ever.
+    The engine's search for forced runs is off, since it can loop for ever; a bounded one of ours takes its place.
     """
     from radixrt.grammar.ebnf_front import ebnf_to_engine  # Lark takes a sixth of a second to import
     from radixrt.grammar.lark_front import to_engine
@@ -147,6 +147,7 @@ def _compile_rules(
         grammar=llguidance.LLMatcher.grammar_from_lark(found.text),
         report=EnforcementReport(engine=ENGINE),
         shortcuts=partial(_enders, found.endings, vocabulary),
+        follows_bytes=True,
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from radixrt.constraints import GrammarSpec
 
 MaskRow = NDArray[np.int32]
-Enforcement = Literal["mask", "annotation"]
+Enforcement = Literal["mask", "checked", "annotation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,20 @@ class EnforcementReport:
     """What became of each keyword of a constraint.
 
     Attributes:
-        keywords: JSON Pointer -> "mask" (every answer obeys it) or "annotation" (no constraint by its
-            definition: titles, unknown keywords, unknown formats). A keyword that cannot be enforced is refused
-            at compilation, so it is never here. The pointer "" stands for a constraint that is not a schema.
+        keywords: JSON Pointer -> "mask" (every answer obeys it), "checked" (the finished value is validated: only
+            with on_unsupported="check") or "annotation" (no constraint by its definition: titles, unknown
+            keywords, unknown formats). Any other keyword is refused at compilation, so it is never here. The
+            pointer "" stands for a constraint that is not a schema.
         engine: which engine computes the masks.
     """
 
     keywords: Mapping[str, Enforcement] = field(default_factory=lambda: MappingProxyType({"": "mask"}))
     engine: str = ""
+
+    @property
+    def checked(self) -> list[str]:
+        """Give the keywords that masks do not enforce."""
+        return [place for place, how in self.keywords.items() if how == "checked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,11 @@ class CompiledGrammar(Protocol):
         ...
 
     def check(self, text: str) -> bool:
-        """Tell whether a finished text satisfies the constraint."""
+        """Tell whether a finished text satisfies the constraint.
+
+        Raises:
+            GrammarDeadEnd: it cannot be told within the limits of time; only where `report.checked` is not empty.
+        """
         ...
 
 

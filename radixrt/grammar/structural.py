@@ -208,7 +208,7 @@ class _Writer:
         lines = [f"tag: {self._choice(list(zip(begins, tails, strict=True)))}"]
         most = "" if structure.max_tags is None else str(structure.max_tags - 1)
         more = f"({self._symbols(self._split(structure.separator))} tag){{{max(structure.min_tags - 1, 0)},{most}}}"
-        start = f"tag {more}"
+        start = "tag" if structure.max_tags == 1 else f"tag {more}"
         return [f"start: {start}" if structure.min_tags else f'start: ({start}) | ""', *lines]
 
     def _choice(self, group: Sequence[tuple[Mark, str]]) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.pool import PageCopy
+from radixrt.memory import advise_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class KVLayout:
 class KVStore:
     """Own the keys and values of every page.
 
-    Memory is taken when a page is first written: slots that nobody wrote hold anything, and nothing reads them.
+    Memory is taken when a page is first written, in huge pages where the system has them: slots that nobody wrote hold anything, and nothing reads them.
 
     Invariants: data.shape == (num_pages, *layout.page_shape), contiguous; page 0 is padding.
     """
@@ -46,6 +47,7 @@ class KVStore:
         self.layout = layout
         self.num_pages = num_pages
         self.data = torch.empty((num_pages, *layout.page_shape), dtype=layout.dtype, device=device)
+        advise_huge_pages(self.data)
 
     def layer(self, layer_index: int) -> torch.Tensor:
         """Give one layer's view: [num_pages, 2, page_size, G, D], keys at [:, 0], values at [:, 1]."""

@@ -8,10 +8,10 @@ import torch
 
 from radixrt.errors import ModelLoadError
 from radixrt.kv.store import KVStore
+from radixrt.memory import advise_huge_pages
 from radixrt.model.attention import cpu
 from radixrt.model.decoder import DecoderWeights
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.memory import advise_huge_pages
 from radixrt.model.spec import ModelSpec
 
 

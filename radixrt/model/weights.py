@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from radixrt.errors import ModelLoadError
+from radixrt.memory import Arena
 from radixrt.model.decoder import DecoderWeights, LayerWeights, Linear
-from radixrt.model.memory import Arena
 from radixrt.model.spec import ModelSpec
 
 SINGLE_FILE = "model.safetensors"

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
 from radixrt.errors import GrammarDeadEnd, InvalidRequest
 from radixrt.grammar.matcher import GrammarMatcher
 
 MAX_CLOSING_TOKENS = 1 << 16
+MAX_RETRIES = 8
+_MAX_PROBES = 10
+
+Judge = Callable[[Seq[int]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewind:
+    """What becomes of an answer that is not valid.
+
+    Attributes:
+        num_kept: leading output tokens that stay.
+        num_forced: how many of them were not sampled.
+        closing: tokens that complete the answer at once: a valid one that was found on the way; () to sample anew.
+    """
+
+    num_kept: int
+    num_forced: int
+    closing: tuple[int, ...] = ()
 
 
 class Constraint:
@@ -16,19 +39,33 @@ class Constraint:
     Where the grammar room's search finds no way to the end at all, `closing` is None and nothing is promised: the
     answer may be cut off by max_tokens, with the finish reason "length".
 
+    Where the masks do not enforce all of the constraint, the finished answer is judged. One that is not valid is
+    taken back to the last token from which a valid one is known to be in reach, and sampled anew from there.
+
     Attributes:
         is_closed: the closing run was taken, the text is complete.
+        judge: tells whether a finished answer (token ids) is valid; None where the masks see to it.
+        num_retries: how often an answer was taken back.
+        banned: number of output tokens -> tokens that led to an answer that is not valid, after the present ones.
     """
 
-    __slots__ = ("closing", "is_closed", "matcher")
+    __slots__ = ("_decisions", "banned", "closing", "is_closed", "judge", "matcher", "num_retries")
 
-    def __init__(self, matcher: GrammarMatcher, closing: list[int] | None) -> None:
+    def __init__(
+        self, matcher: GrammarMatcher, closing: list[int] | None, *, judge: Judge | None = None
+    ) -> None:
         self.matcher = matcher
         self.closing = closing
         self.is_closed = False
+        self.judge = judge
+        self.num_retries = 0
+        self.banned: dict[int, frozenset[int]] = {}
+        self._decisions: list[
+            tuple[int, int]
+        ] = []  # output tokens, and forced ones among them, at each sample
 
     @classmethod
-    def begin(cls, matcher: GrammarMatcher, *, room: int) -> Constraint:
+    def begin(cls, matcher: GrammarMatcher, *, room: int, judge: Judge | None = None) -> Constraint:
         """Find a first way to the end.
 
         Raises:
@@ -43,12 +80,16 @@ class Constraint:
                 parameter="max_tokens",
                 value=room,
             )
-        return cls(matcher, closing)
+        return cls(matcher, closing, judge=judge)
 
     def fork(self) -> Constraint:
         """Give an independent constraint in the same state."""
-        fork = Constraint(self.matcher.fork(), None if self.closing is None else list(self.closing))
+        closing = None if self.closing is None else list(self.closing)
+        fork = Constraint(self.matcher.fork(), closing, judge=self.judge)
         fork.is_closed = self.is_closed
+        fork.num_retries = self.num_retries
+        fork.banned = dict(self.banned)
+        fork._decisions = list(self._decisions)
         return fork
 
     @property
@@ -69,6 +110,52 @@ class Constraint:
         if not self._accept(token_id, room=room):
             return self._close()
         return [token_id, *self.forced(room=room - 1)]
+
+    def decide(self, num_output: int, num_forced: int) -> None:
+        """Note that a token is sampled after so many."""
+        if self.judge is not None:
+            self._decisions.append((num_output, num_forced))
+
+    def retry(self, output_ids: Seq[int], *, max_tokens: int) -> Rewind:
+        """Take a finished answer back that is not valid. Changes: the matcher stands after the tokens kept.
+
+        Of the last samples, the latest is looked for before which a completion is known that is valid.
+
+        Raises:
+            GrammarDeadEnd: the retries are used up, and no valid completion is known.
+        """
+        assert self.judge is not None
+        found = self._last_good(output_ids, max_tokens)
+        if not self._decisions or (self.num_retries == MAX_RETRIES and found is None):
+            raise GrammarDeadEnd(
+                f"no valid answer was found: {self.num_retries + 1} failed the keywords that masks do not enforce"
+            )
+        (num_kept, num_forced), completion = found or (self._decisions[0], None)
+        self.is_closed = False
+        self.matcher.rollback(len(output_ids) - num_kept)
+        self._decisions = [item for item in self._decisions if item[0] < num_kept]
+        self.banned = {at: ids for at, ids in self.banned.items() if at <= num_kept}
+        if completion is None:
+            completion = self.matcher.closing_run(max_tokens - num_kept)
+        self.closing = completion
+        if self.num_retries == MAX_RETRIES:
+            return Rewind(num_kept, num_forced, tuple(self._close()))
+        self.num_retries += 1
+        if num_kept < len(output_ids):
+            self.banned[num_kept] = self.banned.get(num_kept, frozenset()) | {output_ids[num_kept]}
+        return Rewind(num_kept, num_forced)
+
+    def _last_good(self, output_ids: Seq[int], max_tokens: int) -> tuple[tuple[int, int], list[int]] | None:
+        """Give the latest sample before which a valid completion is known, and that completion."""
+        assert self.judge is not None
+        for index in _probes(len(self._decisions)):
+            num_kept, _ = self._decisions[index]
+            cursor = self.matcher.fork()
+            cursor.rollback(len(output_ids) - num_kept)
+            completion = cursor.closing_run(max_tokens - num_kept)
+            if completion is not None and self.judge([*output_ids[:num_kept], *completion]):
+                return self._decisions[index], completion
+        return None
 
     def forced(self, *, room: int) -> list[int]:
         """Take and give the tokens that the grammar leaves no choice about, as far as they fit."""
@@ -122,3 +209,15 @@ class Constraint:
                 raise GrammarDeadEnd(f"the closing run's token {token_id} was refused")
         self.closing, self.is_closed = [], True
         return run
+
+
+def _probes(num_decisions: int) -> list[int]:
+    """Give which samples to look at: the latest ones, then in growing steps back to the first. Pure."""
+    found, step = list[int](), 1
+    position = num_decisions - 1
+    while position > 0 and len(found) < _MAX_PROBES:
+        found.append(position)
+        if len(found) >= _MAX_PROBES // 2:
+            step *= 2
+        position -= step
+    return [*found, 0] if num_decisions else []

@@ -55,6 +55,8 @@ class ChunkResult:
         closing_logprob: of the token that a constraint puts in its place if it leaves no way to the end in time.
         scored: one entry per position in `Chunk.scored`.
         error: this sequence cannot go on; others are not concerned.
+        mask_s: time to fill the mask; None without one.
+        removed_probability: share of the model's probability that the mask took away; None where not measured.
     """
 
     token_id: int | None = None
@@ -62,6 +64,8 @@ class ChunkResult:
     closing_logprob: TokenLogprob | None = None
     scored: tuple[TokenLogprob, ...] = ()
     error: RadixrtError | None = None
+    mask_s: float | None = None
+    removed_probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from radixrt.config import SchedConfig
 from radixrt.errors import DeadlineExceeded, GrammarDeadEnd, InvariantViolation
 from radixrt.kv.cache import PageLease, PrefixCache
 from radixrt.sched.budget import split_tokens
+from radixrt.sched.constraint import Rewind
 from radixrt.sched.latency import StepTimeModel, load_of, pairs_of
 from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate, StepPlan, StepResult
 from radixrt.sched.policy import POLICIES
@@ -160,14 +161,23 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's pages; what it computed stays in the tree, first to be evicted."""
+        self._withdraw(sequence)
+        self.waiting.add(sequence)
+        self.num_preemptions += 1
+
+    def _withdraw(self, sequence: Sequence) -> None:
         computed = sequence.token_ids[: sequence.num_computed]
         self._give_back(sequence)
         self.cache.demote(sequence.namespace, computed)
         self.running.remove(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_computed = 0
+
+    def _rewind(self, sequence: Sequence, rewind: Rewind) -> None:
+        """Let a sequence wait with fewer tokens: pages may be shared beyond them, so it begins with the cached ones."""
+        self._withdraw(sequence)
+        sequence.rewind(rewind)
         self.waiting.add(sequence)
-        self.num_preemptions += 1
 
     # -- admission --------------------------------------------------------------------------------------
 
@@ -307,11 +317,14 @@ class Scheduler:
         sequence = chunk.sequence
         try:
             reason = _take(sequence, chunk, result)
+            rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
         except GrammarDeadEnd as error:
             return error
         if was_prefilling:
             self._publish_prompt(sequence)
-        if reason is not None:
+        if rewind is not None:
+            self._rewind(sequence, rewind)
+        elif reason is not None:
             self.finish(sequence, reason)
         return None
 
@@ -433,9 +446,10 @@ def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason
 
 
 def _update(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:
-    """Give what the reader has not seen; with logprobs, tokens wait until theirs is known."""
+    """Give what the reader has not seen; with logprobs, tokens wait until theirs is known; see also `is_judged`."""
     first = sequence.num_prompt_tokens + sequence.num_delivered
-    stop = max(sequence.num_settled, first)
+    is_held = sequence.is_judged and sequence.finish_reason is None
+    stop = first if is_held else max(sequence.num_settled, first)
     sequence.num_delivered += stop - first
     logprobs: tuple[TokenLogprob, ...] = ()
     if sequence.sampling.logprobs is not None:

@@ -9,12 +9,13 @@ grammar a chunk of several.
 
 from __future__ import annotations
 
+import random
 from array import array
 from enum import Enum
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PageLease
-from radixrt.sched.constraint import Constraint
+from radixrt.sched.constraint import Constraint, Rewind
 from radixrt.types import FinishReason, GenerateRequest, Namespace, SamplingParams, TokenLogprob
 
 
@@ -34,7 +35,8 @@ class Sequence:
     Attributes:
         request_id: given by the engine's loop when it takes the request.
         arrival: order of submission; the samples of a request follow one another.
-        seed: keys all randomness of the sample together with sample_index and position.
+        seed: keys all randomness of the sample together with sample_index and position; another one after an
+            answer was taken back.
         leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
         eos_ids: ids that end the sequence (empty under ignore_eos).
         num_skips: steps in which a later arrival was admitted while this one waited.
@@ -181,6 +183,8 @@ class Sequence:
         Under a constraint, what the token forces follows it, and a token that leaves no way to a complete text
         within max_tokens gives way to one that does.
         """
+        if self.constraint is not None:
+            self.constraint.decide(self.num_output_tokens, self.num_forced)
         ends = token_id in self.eos_ids or token_id in self.sampling.stop_token_ids
         if ends and self.allows_end:
             return False
@@ -195,6 +199,34 @@ class Sequence:
             self.token_ids.append(token_id)
         self._append_forced(tokens[1:] if is_taken else tokens)
         return True
+
+    @property
+    def is_judged(self) -> bool:
+        """Tell whether the answer counts only once it was found valid: its reader gets nothing before."""
+        return self.constraint is not None and self.constraint.judge is not None
+
+    def failed_answer(self) -> Rewind | None:
+        """Give what becomes of a finished answer that is not valid; None if it is.
+
+        Raises:
+            GrammarDeadEnd: it cannot be told, or no valid answer was found.
+        """
+        if self.constraint is None or self.constraint.judge is None:
+            return None
+        output_ids = self.token_ids[self.num_prompt_tokens :].tolist()
+        if self.constraint.judge(output_ids):
+            return None
+        return self.constraint.retry(output_ids, max_tokens=self.sampling.max_tokens)
+
+    def rewind(self, rewind: Rewind) -> None:
+        """Take back output tokens, and with them the randomness that led there."""
+        num_total = self.num_prompt_tokens + rewind.num_kept
+        del self.token_ids[num_total:]
+        self.num_computed = min(self.num_computed, num_total)
+        self.num_forced = rewind.num_forced
+        self.token_logprobs = {at: known for at, known in self.token_logprobs.items() if at < num_total}
+        self.seed = random.Random(f"{self.seed} again").getrandbits(64)
+        self._append_forced(list(rewind.closing))
 
     def _append_forced(self, token_ids: list[int]) -> None:
         self.token_ids.extend(array("i", token_ids))

@@ -47,12 +47,15 @@ class RuntimeOptions(Body):
         details: tell computed and forced tokens, and where and why the prompt missed the cache.
         timeout_s: seconds after which the request ends with status 504.
         label: call site, for reports and learned output lengths.
+        on_unsupported: "check" takes a JSON Schema with keywords that no mask can enforce; the finished value is
+            checked against them.
         latency_class: "throughput" requests fill what "latency" requests leave.
     """
 
     details: bool = False
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = None
     label: Label | None = None
+    on_unsupported: Literal["refuse", "check"] = "refuse"
     latency_class: Literal["latency", "throughput"] | None = None
 
 
@@ -111,17 +114,54 @@ class JsonSchemaFormat(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
-    """The form of the answer."""
+class TagContent(Body):
+    """What stands between the marks of a tag."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["json_schema", "regex"]
+    json_schema: Any = None
+    pattern: str | None = None
+
+
+class Tag(Body):
+    """A constrained part of a text; `schema` is the older way to write a JSON Schema as its content."""
+
+    type: Literal["tag"] = "tag"
+    begin: str
+    end: str
+    content: TagContent | None = None
+    schema_: Any = Field(default=None, alias="schema")
+
+
+Tags = Annotated[list[Tag], Field(min_length=1, max_length=256)]
+Triggers = Annotated[list[str], Field(min_length=1, max_length=256)]
+
+
+class TagFormat(Body):
+    """Free text in which a trigger must go on as one of the tags."""
+
+    type: Literal["triggered_tags"]
+    triggers: Triggers
+    tags: Tags
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+class ResponseFormat(Body):
+    """The form of the answer; structural tags in the newer form (format) or the older (structures, triggers)."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    format: TagFormat | None = None
+    structures: Tags | None = None
+    triggers: Triggers | None = None
 
 
 class StructuredOutputs(Body):
-    """vLLM's surface of constraints: exactly one of the first five.
+    """vLLM's surface of constraints: exactly one of the first six.
 
     Attributes:
+        grammar: Lark, or GBNF where a line defines a rule by "::=".
+        structural_tag: JSON text of such a response format.
         disable_any_whitespace: False allows any JSON whitespace; the default is compact JSON.
     """
 
@@ -130,6 +170,7 @@ class StructuredOutputs(Body):
     choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: None = None
     disable_additional_properties: Literal[False] | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixrt.server.bodies import Breakpoint, ConstrainedBody, Name
+from radixrt.server.bodies_tools import MAX_TOOLS, CallBody, CallId, ChatTool, ToolChoice
 from radixrt.server.reading import Body
 
 
@@ -24,8 +25,8 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=1024)] | None = None
     name: Name | None = None  # no chat template reads it
-    tool_calls: Annotated[list[Any], Field(max_length=128)] | None = None
-    tool_call_id: Name | None = None
+    tool_calls: Annotated[list[CallBody], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: CallId | None = None
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
@@ -36,6 +37,8 @@ class ChatBody(ConstrainedBody):
     """A chat request.
 
     Attributes:
+        tool_choice: with "none" the model is not shown the tools either.
+        parallel_tool_calls: False: at most one call in an answer.
         max_completion_tokens: as max_tokens, which it replaces.
         reasoning_effort, verbosity: given to the model's template; most templates do not read them.
         chat_template_kwargs: variables that the model's template reads, e.g. enable_thinking.
@@ -47,8 +50,8 @@ class ChatBody(ConstrainedBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[Any], Field(max_length=128)] | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -22,10 +22,11 @@ class GrammarBody(Body):
     kind: GrammarKind
     text: str
     whitespace: Literal["compact", "flexible"] = "compact"
+    on_unsupported: Literal["refuse", "check"] = "refuse"
 
     def spec(self) -> GrammarSpec:
         """Give the GrammarSpec."""
-        return GrammarSpec(self.kind, self.text, self.whitespace)
+        return GrammarSpec(self.kind, self.text, self.whitespace, self.on_unsupported)
 
 
 class GenerateBody(CallBody):

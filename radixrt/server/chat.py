@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from radixrt.errors import InvalidRequest
@@ -14,7 +15,9 @@ from radixrt.server.gate import Visit
 from radixrt.server.prompts import chat_prompt, has_breakpoint
 from radixrt.server.sampling import sampling_of
 from radixrt.server.service import Service
-from radixrt.types import FinishReason, GenerateRequest
+from radixrt.server.tool_plan import Tool, ToolPlan, plan_tools
+from radixrt.server.tool_reader import ToolReader
+from radixrt.types import MAX_TOKENS_LIMIT, FinishReason, GenerateRequest
 
 
 class AnswerReader(Protocol):
@@ -60,6 +63,7 @@ class ChatPlan:
     request: GenerateRequest
     constraint: Constraint | None
     reader: Callable[[], AnswerReader]
+    tools: ToolPlan | None = None
 
 
 async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
@@ -69,21 +73,47 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
         RequestError: a field breaks a rule.
     """
     service.check_model(body.model)
-    _check_tools(body)
     constraint = constraint_of(body)
-    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    tools = await service.in_thread(lambda: _tools(service, body))
+    if tools is not None:
+        if constraint is not None:
+            raise InvalidRequest(
+                f"{constraint.pointer} cannot be combined with tools that may be called: use tool_choice none",
+                parameter=constraint.pointer,
+            )
+        constraint = Constraint(tools.grammar, "tools")
+    wanted = _wanted_tokens(body)
     sampling = sampling_of(
         body,
         max_tokens=service.config.default_max_tokens if wanted is None else wanted,
         logprobs=_num_logprobs(body),
         grammar=None if constraint is None else constraint.spec,
     )
-    tokenizer = service.engine.tokenizer
-    prompt_ids = await service.in_thread(lambda: chat_prompt(tokenizer, body))
+    tokenizer, form = service.engine.tokenizer, service.tool_form
+    reader: Callable[[], AnswerReader] = TextReader
+    shown: tuple[Tool, ...] = ()
+    if tools is not None:
+        reader, shown = partial(ToolReader, tools.form), tools.tools
+        sampling = replace(sampling, shown_token_ids=tools.form.shown_ids)
+        visit.notes.update({"loose_tools": tools.loose_names} if tools.loose_names else {})
+    prompt_ids = await service.in_thread(lambda: chat_prompt(tokenizer, body, form=form, tools=shown))
     if wanted is None:
         sampling = service.fitted(sampling, len(prompt_ids))
     terms = service.terms(visit, body, has_breakpoint=has_breakpoint(body.messages))
-    return ChatPlan(terms.request(prompt_ids, sampling), constraint, TextReader)
+    return ChatPlan(terms.request(prompt_ids, sampling), constraint, reader, tools)
+
+
+def _wanted_tokens(body: ChatBody) -> int | None:
+    """Give max_tokens by either of its names; the one that the client used is named if it is wrong."""
+    wanted = body.max_completion_tokens
+    if wanted is None:
+        return body.max_tokens
+    if not 1 <= wanted <= MAX_TOKENS_LIMIT:
+        raise InvalidRequest(
+            f"max_completion_tokens must be in [1, {MAX_TOKENS_LIMIT}], got {wanted}",
+            parameter="max_completion_tokens",
+        )
+    return wanted
 
 
 def _num_logprobs(body: ChatBody) -> int | None:
@@ -97,6 +127,22 @@ def _num_logprobs(body: ChatBody) -> int | None:
     return count
 
 
-def _check_tools(body: ChatBody) -> None:
-    if body.tools or body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tools are not supported yet", parameter="tools")
+def _tools(service: Service, body: ChatBody) -> ToolPlan | None:
+    """Plan the tools of a body. Takes a schema's length of time."""
+    given = [
+        Tool(
+            item.function.name,
+            item.function.description,
+            item.function.parameters,
+            is_strict=bool(item.function.strict),
+            pointer=f"tools/{index}/function/parameters",
+        )
+        for index, item in enumerate(body.tools or ())
+    ]
+    return plan_tools(
+        service.tool_form,
+        given,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls is not False,
+        check=service.argument_schemas,
+    )

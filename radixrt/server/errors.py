@@ -136,11 +136,17 @@ def _of_http(error: HTTPException) -> Failure:
     )
 
 
-_CONSTRAINT_NAMES = ("grammar", "regex", "lark", "choices", "schema")
+_CONSTRAINT_NAMES = ("grammar", "regex", "lark", "ebnf", "choices", "schema", "tags")
 
 
-def pointed(error: RequestError, pointer: str) -> RequestError:
-    """Give an error about a constraint with its parameter under `pointer`, where the client wrote it. Pure."""
+def pointed(error: RequestError, pointer: str, *, is_inner: bool = False) -> RequestError:
+    """Give an error about a constraint with its parameter under `pointer`, where the client wrote it. Pure.
+
+    Args:
+        is_inner: the whole parameter is a place inside of what stands at `pointer`.
+    """
+    if is_inner:
+        return type(error)(str(error), parameter=f"{pointer}/{error.parameter}", value=error.value)
     name, _, rest = error.parameter.partition("/")
     if name and name not in _CONSTRAINT_NAMES:
         return error

@@ -7,30 +7,11 @@ from typing import Any
 
 from radixrt.errors import InvalidRequest
 from radixrt.server.bodies_chat import ChatBody, Message
+from radixrt.server.tool_forms import ToolForm
+from radixrt.server.tool_history import plain_messages, text_of
+from radixrt.server.tool_plan import Tool
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import TextPiece
-
-_ROLES = {"developer": "system"}  # templates know no developer
-
-
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Give messages as a chat template takes them.
-
-    Raises:
-        InvalidRequest: a message has no text.
-    """
-    return [_plain(message, index) for index, message in enumerate(messages)]
-
-
-def _plain(message: Message, index: int) -> dict[str, str]:
-    place = f"messages/{index}"
-    if message.tool_calls or message.tool_call_id is not None or message.role == "tool":
-        raise InvalidRequest("tools are not supported yet", parameter=place)
-    if message.content is None:
-        raise InvalidRequest(f"{place}/content is missing", parameter=f"{place}/content")
-    content = message.content
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return {"role": _ROLES.get(message.role, message.role), "content": text}
 
 
 def has_breakpoint(messages: Sequence[Message]) -> bool:
@@ -44,12 +25,33 @@ def has_breakpoint(messages: Sequence[Message]) -> bool:
 
 
 def chat_pieces(
-    tokenizer: Tokenizer, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any] | None = None,
+    *,
+    form: ToolForm | None = None,
+    tools: Sequence[Tool] = (),
 ) -> list[TextPiece]:
-    """Render a chat up to where the answer begins. Takes a text's length of time."""
+    """Render a chat up to where the answer begins. Takes a text's length of time.
+
+    Args:
+        form: how tool calls are written; None: there may be none.
+        tools: what the model is shown.
+    """
     if tokenizer.chat is None:
         raise InvalidRequest("this model has no chat template; use /v1/completions", parameter="messages")
-    return tokenizer.chat.render(plain_messages(messages), add_generation_prompt=True, variables=variables)
+    plain = plain_messages(messages, form, tools)
+    is_rendered = form is not None and form.is_rendered
+    # Contents are kept apart by the template's renderer; names and arguments of tools by stand-ins.
+    calls = [message.get("tool_calls") for message in plain]
+    shown = [tool.shown() for tool in tools] if is_rendered else []
+    [calls, shown], stand_ins = tokenizer.shielded([calls, shown])
+    for message, shielded in zip(plain, calls, strict=True):
+        if shielded is not None:
+            message["tool_calls"] = shielded
+    return tokenizer.chat.render(
+        plain, add_generation_prompt=True, variables=variables, tools=shown, stand_ins=stand_ins
+    )
 
 
 def template_variables(body: ChatBody, known: Collection[str]) -> dict[str, Any]:
@@ -65,16 +67,20 @@ def template_variables(body: ChatBody, known: Collection[str]) -> dict[str, Any]
     return {**offered, **(body.chat_template_kwargs or {})}
 
 
-def chat_prompt(tokenizer: Tokenizer, body: ChatBody) -> list[int]:
+def chat_prompt(
+    tokenizer: Tokenizer, body: ChatBody, *, form: ToolForm | None = None, tools: Sequence[Tool] = ()
+) -> list[int]:
     """Render and encode a chat; content never becomes a control token. Takes a text's length of time."""
     variables = template_variables(body, () if tokenizer.chat is None else tokenizer.chat.variables)
     if not body.continue_final_message:
-        return tokenizer.encode_pieces(chat_pieces(tokenizer, body.messages, variables))
+        pieces = chat_pieces(tokenizer, body.messages, variables, form=form, tools=tools)
+        return tokenizer.encode_pieces(pieces)
     *before, last = body.messages
-    if last.role != "assistant" or not before:
+    if last.role != "assistant" or last.tool_calls or not before:
         raise InvalidRequest(
-            "continue_final_message needs a last message of the assistant and one before it",
+            "continue_final_message needs a last message of the assistant, without tool calls, and one before it",
             parameter="continue_final_message",
         )
-    [begun] = plain_messages([last])
-    return tokenizer.encode_pieces([*chat_pieces(tokenizer, before, variables), TextPiece(begun["content"])])
+    begun = TextPiece(text_of(last, f"messages/{len(before)}"))
+    pieces = chat_pieces(tokenizer, before, variables, form=form, tools=tools)
+    return tokenizer.encode_pieces([*pieces, begun])

@@ -69,8 +69,15 @@ def _completion(
         "usage": usage_json(output.usage),
     }
     if found:
-        answer["radixrt"] = details_json(output.usage, found)
+        answer["radixrt"] = _details(plan, output.usage, found)
     return answer
+
+
+def _details(plan: ChatPlan, usage: Usage, found: list[PrefixReport]) -> dict[str, Any]:
+    details = details_json(usage, found)
+    if plan.tools is not None and plan.tools.loose_names:
+        details["loose_tools"] = list(plan.tools.loose_names)
+    return details
 
 
 def _choice(tokenizer: Tokenizer, plan: ChatPlan, index: int, sample: Sample) -> dict[str, Any]:
@@ -96,6 +103,7 @@ class _ChunkWriter:
         num_samples = plan.request.sampling.n
         self._tokenizer = service.engine.tokenizer
         self._found = found
+        self._plan = plan
         self._has_logprobs = plan.request.sampling.logprobs is not None
         self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._readers: list[AnswerReader] = [plan.reader() for _ in range(num_samples)]
@@ -139,7 +147,7 @@ class _ChunkWriter:
             return []
         body: dict[str, Any] = {"choices": [], "usage": usage_json(usage) if self._has_usage else None}
         if self._found:
-            body["radixrt"] = details_json(usage, self._found)
+            body["radixrt"] = _details(self._plan, usage, self._found)
         return [event(f"{self._head},{dump(body)[1:]}")]
 
     def _chunk(

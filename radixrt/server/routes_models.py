@@ -142,6 +142,27 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
+@router.get("/tokenizer")
+async def tokenizer_files(request: Request) -> Response:
+    """Give all that a client needs to encode and decode by itself: the tokenizer.json and what stands beside it."""
+    service = service_of(request)
+    tokenizer = service.engine.tokenizer
+
+    def made() -> Response:
+        return json_response(
+            {
+                "tokenizer_json": tokenizer.serialized(),
+                "special_tokens": tokenizer.special_tokens,
+                "eos_ids": tokenizer.eos_ids,
+                "add_bos": tokenizer.add_bos,
+                "chat_template": None if tokenizer.chat is None else tokenizer.chat.source,
+                "fingerprint": tokenizer.fingerprint,
+            }
+        )
+
+    return await service.in_thread(made)
+
+
 @router.post("/open_role", **documented(OpenRoleBody))
 async def open_role(request: Request) -> Response:
     """Give the template's texts before and after the content of the next message."""

@@ -26,6 +26,8 @@ from radixrt.server.retention import Retention, parse_ttl_s
 from radixrt.server.running import Batch
 from radixrt.server.scopes import OpenScopes
 from radixrt.server.security import KeyRing, NamespaceRule, Tenant
+from radixrt.server.tool_forms import form_of
+from radixrt.server.tool_plan import ArgumentSchemas
 from radixrt.types import GenerateRequest, Namespace, SamplingParams
 
 T = TypeVar("T")
@@ -72,6 +74,7 @@ class Service:
     Attributes:
         model_name: the one name that requests may ask for.
         created_s: when it began, in seconds since 1970.
+        tool_form: how the model writes tool calls; None: in a form that is not known here.
     """
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
@@ -85,6 +88,8 @@ class Service:
         self._shelves: dict[str, Shelf] = {}
         self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
         self.created_s = int(time.time())
+        self.tool_form = form_of(engine.tokenizer, config.tool_format)
+        self.argument_schemas = ArgumentSchemas(engine.config.options.grammar)
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
 

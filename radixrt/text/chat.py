@@ -26,6 +26,9 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20  # what the template itself may add
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _FIELDS = frozenset({"role", "content"})
+_FIELDS_OF = {"assistant": frozenset({"tool_calls"}), "tool": frozenset({"tool_call_id", "name"})}
+_STAND_IN = re.compile(r"content[0-9a-f]{32}")
+_AS_JSON = "-written-as-json"  # marks a name that the template wrote through its filter `tojson`
 # What `render` sets itself; a caller's variable of such a name would forge a prompt.
 _OWN_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"}
@@ -42,7 +45,7 @@ _TEMPLATE_FAULTS = (
     RecursionError,
 )
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -88,12 +91,17 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stand_ins: Mapping[str, str] | None = None,
     ) -> list[TextPiece]:
         """Give the prompt as template pieces and content pieces, in order; joined they are the prompt.
 
         Args:
-            messages: each has exactly a "role" and a "content", both strings.
+            messages: each has a "role" and a "content", both strings; an assistant's may have "tool_calls", and a
+                tool's "tool_call_id" and "name". What an assistant says beside its calls may be dropped.
             add_generation_prompt: end with what opens the assistant's answer.
+            tools: descriptions of functions, as templates take them.
+            stand_ins: names in tools and tool calls (see `Tokenizer.shielded`) and the content they stand for.
             variables: values of names in `self.variables`, e.g. {"enable_thinking": False}: truth values, numbers
                 and short plain words, for what they write counts as template text.
         Raises:
@@ -104,18 +112,14 @@ class ChatTemplate:
         self._check_variables(variables or {})
         cores = [message["content"].strip() for message in messages]
         names = {_sentinel(): index for index, core in enumerate(cores) if core}
-        shown = [{"role": message["role"], "content": message["content"]} for message in messages]
+        shown = [dict(message) for message in messages]
         for name, index in names.items():
             shown[index]["content"] = messages[index]["content"].replace(cores[index], name)
-        text = self._run(shown, add_generation_prompt=add_generation_prompt, variables=variables)
-        pieces: list[TextPiece] = []
-        for part in _split(text, list(names)):
-            if part in names:
-                pieces.append(TextPiece(cores[names[part]]))
-            elif part:
-                pieces.append(TextPiece(part, is_template=True))
+        text = self._run(shown, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools)
+        contents = {**(stand_ins or {}), **{name: cores[index] for name, index in names.items()}}
+        pieces = _pieces(text, contents)
         for name, index in names.items():
-            if name not in text:
+            if name not in text and not messages[index].get("tool_calls"):
                 raise InvalidRequest(
                     f"the model's chat template drops or changes the content of message {index} "
                     f"(role {messages[index]['role']!r})",
@@ -185,15 +189,18 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         limit = MAX_TEMPLATE_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
+        # Indented JSON: at each of the body's levels of nesting a character can bring some more.
+        limit += 16 * len(json.dumps([tools, [message.get("tool_calls") for message in messages]]))
         parts: list[str] = []
         num_characters = 0
         try:
             for part in self._template.generate(
                 messages=list(messages),
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 **self._special_tokens,
                 **(variables or {}),
@@ -229,9 +236,12 @@ def _check_messages(messages: Sequence[Message]) -> None:
         )
     num_characters = 0
     for index, message in enumerate(messages):
-        if set(message) != _FIELDS or not all(isinstance(value, str) for value in message.values()):
+        texts = [value for name, value in message.items() if name != "tool_calls"]
+        extra = _FIELDS_OF.get(message.get("role", ""), frozenset())
+        if set(message) - extra != _FIELDS or not all(isinstance(value, str) for value in texts):
             raise InvalidRequest(
-                f"message {index} must have exactly the strings role and content, got {sorted(message)}",
+                f"message {index} must have the strings role and content, and none but a tool's fields besides, "
+                f"got {sorted(message)}",
                 parameter=f"messages/{index}",
                 value=sorted(message),
             )
@@ -252,6 +262,43 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 def _sentinel() -> str:
     return f"content{secrets.token_hex(16)}"
+
+
+def _pieces(text: str, contents: Mapping[str, str]) -> list[TextPiece]:
+    """Cut rendered text at the names of contents and put these in their places."""
+    if not contents:
+        return [TextPiece(text, is_template=True)] if text else []
+    pieces: list[TextPiece] = []
+    for part in re.split(f"((?:{'|'.join(contents)})(?:{_AS_JSON})*)", text):
+        name, *marks = part.split(_AS_JSON)
+        if name in contents:
+            content = contents[name]
+            for _ in marks:
+                content = json.dumps(content, ensure_ascii=False)[1:-1]
+            pieces.append(TextPiece(content))
+        elif part:
+            pieces.append(TextPiece(part, is_template=True))
+    return pieces
+
+
+def shielded(value: Any, controls: re.Pattern[str]) -> tuple[Any, dict[str, str]]:
+    """Put a name that nobody can guess for each control token that a string of a JSON value spells. Pure.
+
+    Returns: the value, and name -> what it stands for.
+    """
+    names: dict[str, str] = {}
+
+    def name_of(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], _sentinel())
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, str):
+            return controls.sub(name_of, item)
+        if isinstance(item, dict):
+            return {walk(key): walk(inner) for key, inner in item.items()}
+        return [walk(inner) for inner in item] if isinstance(item, list) else item
+
+    return walk(value), {name: text for text, name in names.items()}
 
 
 def _split(text: str, names: Sequence[str]) -> list[str]:
@@ -317,6 +364,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
+    text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _STAND_IN.sub(lambda found: found[0] + _AS_JSON, text)

@@ -24,11 +24,14 @@ class Detokenizer:
     those complete at the same character, the longest.
 
     Invariant: the texts of all deltas and of `finish` == decode(all ids), cut before that stop string, for every
-    way to cut the ids into pushes.
+    way to cut the ids into pushes; `shown_ids` decode to their names instead of to nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: tuple[str, ...] = (), shown_ids: Sequence[int] = ()
+    ) -> None:
         self._vocab_bytes = tokenizer.vocab_bytes
+        self._shown = {token_id: tokenizer.token_text(token_id).encode() for token_id in shown_ids}
         self._stop = stop
         self._max_held = max(map(len, stop), default=1) - 1
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -45,7 +48,9 @@ class Detokenizer:
         Cost: linear in the new bytes, times the number of stop strings.
         """
         self._allow_stop = allow_stop
-        data = b"".join(self._vocab_bytes[token_id] for token_id in token_ids)
+        data = b"".join(
+            self._vocab_bytes[token_id] or self._shown.get(token_id, b"") for token_id in token_ids
+        )
         return self._advance(self._decoder.decode(data), is_last=False)
 
     def finish(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from radixrt.errors import InvalidRequest, ModelLoadError
-from radixrt.text.chat import ChatTemplate
+from radixrt.text.chat import ChatTemplate, shielded
 from radixrt.text.files import TokenizerFiles, read_tokenizer_files
 from radixrt.text.vocabulary import vocabulary_bytes
 from radixrt.types import TextPiece
@@ -170,6 +170,10 @@ class Tokenizer:
             return self._masked_backend().encode(text, ())
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
+
+    def shielded(self, value: Any) -> tuple[Any, dict[str, str]]:
+        """Put stand-ins for control tokens that strings of a JSON value spell; see `text.chat.shielded`."""
+        return shielded(value, self._control_pattern)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Give the text of token ids; special tokens have none, broken UTF-8 becomes U+FFFD."""

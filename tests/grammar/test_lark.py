@@ -13,6 +13,7 @@ import pytest
 from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, compile
+from radixrt.grammar.forcing import MAX_FORCED_BYTES
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)
@@ -136,8 +137,44 @@ def test_ambiguous_grammars_do_not_hang(text: str) -> None:
     assert time.process_time() - started < 5
 
 
-def test_no_run_is_forced_in_a_user_grammar() -> None:
-    assert compile(GrammarSpec.lark('start: "abcdef"'), TOKENIZER).start().forced_tokens() == []
+@pytest.mark.parametrize(
+    ("text", "begin", "forced"),
+    [
+        ('start: "abcdef"', "", "abcdef"),
+        ('start: "name" "is" ("日本" | "日語") "!"', "", "nameis日"),
+        ('start: "a" | "b"', "", ""),
+        ('start: "a"+', "a", ""),
+        ('start: A "xyz"\nA: /[0-9]+/', "12x", "yz"),
+    ],
+)
+def test_forced_runs_of_a_user_grammar_are_found(text: str, begin: str, forced: str) -> None:
+    matcher = compile(GrammarSpec.lark(text), TOKENIZER).start()
+    for token_id in TOKENIZER.encode_continuation(begin):
+        assert matcher.accept(token_id)
+    found = TOKENIZER.decode(matcher.forced_tokens())
+    assert forced.startswith(found)  # a token that could merge with what follows is left out
+    assert len(forced) - len(found) <= 1
+
+
+def test_forced_runs_are_found_after_rollback_and_in_forks() -> None:
+    matcher = compile(GrammarSpec.lark('start: ("abc" | "xyz") "end"'), TOKENIZER).start()
+    assert matcher.accept(ord("a"))
+    assert TOKENIZER.decode(matcher.forced_tokens()) == "bcend"
+    fork = matcher.fork()
+    matcher.rollback(1)
+    assert matcher.forced_tokens() == []
+    assert matcher.accept(ord("x"))
+    assert TOKENIZER.decode(matcher.forced_tokens()) == "yzend"
+    assert TOKENIZER.decode(fork.forced_tokens()) == "bcend"
+
+
+def test_the_search_for_forced_runs_is_bounded() -> None:
+    started = time.process_time()
+    matcher = compile(GrammarSpec.lark('start: "abcdefghij"~100'), TOKENIZER).start()
+    assert 0 < len(matcher.forced_tokens()) <= MAX_FORCED_BYTES
+    for text in ('start: start start | "a"', 'start: a* a*\na: "x"'):
+        compile(GrammarSpec.lark(text), TOKENIZER).start().forced_tokens()
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

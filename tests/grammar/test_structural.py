@@ -111,6 +111,11 @@ STRUCTURES = {
         (("!ab", NUMBERED, NUMBERED_PATTERN, ";"), ("!abc", NUMBERED, NUMBERED_PATTERN, ";")), ("!",), {}
     ),
     "end inside": Structure((("(", GrammarSpec.regex(".*"), ".*", ")"),), ("(",), {"min_tags": 1}),
+    "only one tag": Structure(
+        ((OPEN, NUMBERED, NUMBERED_PATTERN, CLOSE), ("[", GrammarSpec.regex("[ab]+"), "[ab]+", "]")),
+        (),
+        {"free_text": False, "min_tags": 1, "max_tags": 1, "separator": ", "},
+    ),
     "only tags": Structure(
         (
             (OPEN, NUMBERED, NUMBERED_PATTERN, CLOSE),

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixrt.errors import ModelLoadError
+from radixrt.memory import Arena
 from radixrt.model.loader import load_model
-from radixrt.model.memory import Arena
 from tests.support.models import tiny_model
 
 CPU = torch.device("cpu")

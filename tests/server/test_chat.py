@@ -120,12 +120,67 @@ def test_schema_surfaces_give_valid_answers(engine, surface):
         ({"structured_outputs": {"regex": "ab|ba"}}, {"ab", "ba"}),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}),
         ({"structured_outputs": {"grammar": 'start: "x" | "y"'}}, {"x", "y"}),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, {"x", "y"}),
+        ({"ebnf": 'root ::= "x" | "y"'}, {"x", "y"}),
+        ({"ebnf": '%llguidance {}\nstart: "x" | "y"'}, {"x", "y"}),
         ({"structured_outputs": {"grammar": '%llguidance {}\nstart: "x" | "y"'}}, {"x", "y"}),
     ],
 )
 def test_other_constraints_hold(engine, surface, allowed):
     answer = post(engine, {**GREEDY, **surface}).json()
     assert answer["choices"][0]["message"]["content"] in allowed
+
+
+TAGS = [{"begin": "<f>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</f>"}]
+OLD_TAGS = [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}]
+NEW_FORM = {
+    "type": "triggered_tags",
+    "triggers": ["<f>"],
+    "tags": TAGS,
+    "at_least_one": True,
+    "stop_after_first": True,
+}
+
+
+@pytest.mark.parametrize(
+    "surface",
+    [
+        {"response_format": {"type": "structural_tag", "format": NEW_FORM}},
+        {
+            "structured_outputs": {
+                "structural_tag": json.dumps({"type": "structural_tag", "format": NEW_FORM})
+            }
+        },
+        {"response_format": {"type": "structural_tag", "structures": OLD_TAGS, "triggers": ["<f>"]}},
+    ],
+)
+def test_structural_tags_hold(engine, surface):
+    bias = {"60": 90, "102": 90, "62": 90}  # towards "<", "f" and ">" in any order
+    sampling = {"temperature": 8, "seed": 4, "logit_bias": bias}
+    answer = post(engine, {**GREEDY, "max_tokens": 90, **sampling, **surface}).json()
+    text = answer["choices"][0]["message"]["content"]
+    _, begin, rest = text.partition("<f>")
+    assert begin
+    value, end, _ = rest.partition("</f>")
+    assert json.loads(value)["a"] in (1, 2)
+    assert end
+
+
+def test_unenforceable_keywords_are_checked_on_request(engine):
+    schema = {
+        "type": "array",
+        "items": {"type": "integer", "maximum": 3, "minimum": 0},
+        "uniqueItems": True,
+        "maxItems": 2,
+    }
+    surface = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    asked = {**GREEDY, "max_tokens": 30, **surface, "radixrt": {"on_unsupported": "check"}}
+    answer = post(engine, asked).json()
+    if "error" in answer:  # as long as the engine cannot check, it says so
+        assert answer["error"]["param"] == "on_unsupported"
+        return
+    value = json.loads(answer["choices"][0]["message"]["content"])
+    assert len(set(value)) == len(value)
 
 
 def test_json_object_gives_an_object(engine):
@@ -234,6 +289,11 @@ def test_final_message_is_continued(engine):
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True, "type": "array"}}}}, "response_format/json_schema/schema/uniqueItems", "uniqueItems"),
         ({"model": "gpt-9"}, "model", "no model"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"ebnf": "root ::= nope"}, "ebnf", "nope"),
+        ({"radixrt": {"on_unsupported": "check"}}, "radixrt/on_unsupported", "JSON Schema"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "needs format"),
+        ({"response_format": {"type": "json_object", "triggers": ["x"]}}, "response_format/triggers", "needs type"),
+        ({"structured_outputs": {"structural_tag": '{"type": "structural_tg"}'}}, "structured_outputs/structural_tag/type", "Input should be"),
         ({"store": True}, "store", "False"),
     ],
 )  # fmt: skip

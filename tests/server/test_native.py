@@ -232,6 +232,24 @@ def test_tokenizer_routes(engine):
     assert post(engine, "/detokenize", {"tokens": [10**7]}).status_code == 400
 
 
+def test_a_client_can_build_the_tokenizer(engine):
+    import tokenizers
+
+    from radixrt.text.tokenizer import Tokenizer
+
+    given = get(engine, "/tokenizer").json()
+    built = Tokenizer(
+        tokenizers.Tokenizer.from_str(given["tokenizer_json"]),
+        special_tokens=given["special_tokens"],
+        eos_ids=given["eos_ids"],
+        chat_template=given["chat_template"],
+        add_bos=given["add_bos"],
+    )
+    assert built.fingerprint == given["fingerprint"] == engine.tokenizer.fingerprint
+    assert built.eos_ids == engine.tokenizer.eos_ids
+    assert built.encode("<|im_start|>héllo") == engine.tokenizer.encode("<|im_start|>héllo")
+
+
 def test_a_disconnected_resumable_stream_goes_on_and_an_abandoned_one_ends(engine):
     """The reader leaves at once: the stream is kept for resume_s, then its request is aborted."""
     from radixrt.config import ServerConfig

@@ -73,11 +73,9 @@ def served(
     model: Path | str, *options: str, home: str | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run `radixrt serve` on a free port; give its URL and its process, which is ended at the end."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "radixrt", "serve", str(model), "--port", "0", *options]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = process_of([sys.executable, "-m", "radixrt", "serve", str(model), "--port", "0", *options])
     try:
-        yield _wait_for_url(process), process
+        yield url_of(process), process
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -90,7 +88,14 @@ def served(
         process.stderr.close()
 
 
-def _wait_for_url(process: subprocess.Popen[bytes]) -> str:
+def process_of(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a server's process on this checkout; its log can be read."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+
+
+def url_of(process: subprocess.Popen[bytes]) -> str:
+    """Wait until a server says where it listens."""
     assert process.stderr is not None
     deadline, seen = time.monotonic() + START_S, []
     while time.monotonic() < deadline:

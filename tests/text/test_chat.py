@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from datetime import datetime
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from radixrt.errors import InvalidRequest, ModelLoadError
 from radixrt.text import ChatTemplate
+from radixrt.text.chat import shielded
 from tests.support.tokenizers import CHATML
 
 ALTERNATING = (
@@ -186,3 +189,35 @@ def test_variables_are_those_that_the_template_reads():
     ):
         with pytest.raises(InvalidRequest, match=r"variable|plain word"):
             template.render(messages, variables=variables)
+
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}|{{ t.function.description }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% elif m.role == 'tool' %}{{ m.content | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_shielded_control_token_is_content_wherever_the_template_writes_it() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": 'say "<|im_end|>" <|im_end|>'}}
+    call = {"function": {"name": "f", "arguments": {"<|im_end|>": ["<|im_start|>"]}}}
+    (tools, calls), stand_ins = shielded([[tool], [call]], re.compile(r"<\|im_(?:start|end)\|>"))
+    messages = [user("hi"), {"role": "assistant", "content": "", "tool_calls": calls}]
+    pieces = ChatTemplate(TOOLS_TEMPLATE).render(messages, tools=tools, stand_ins=stand_ins)
+    assert "".join(piece.text for piece in pieces) == (
+        json.dumps(tool) + '|say "<|im_end|>" <|im_end|><user>hi<assistant>{"<|im_end|>": ["<|im_start|>"]}'
+    )
+    contents = [piece.text for piece in pieces if not piece.is_template]
+    assert contents == ["<|im_end|>"] * 4 + ["hi", "<|im_end|>", "<|im_start|>"]
+
+
+def test_content_that_a_template_writes_as_json_is_escaped() -> None:
+    result = {"role": "tool", "content": ' say "a\\b"\n', "tool_call_id": "x", "name": "f"}
+    text = joined(ChatTemplate(TOOLS_TEMPLATE), [user("hi"), result])
+    assert text == "<user>hi<tool>" + json.dumps(result["content"])
+
+
+def test_what_is_said_beside_a_call_may_be_dropped() -> None:
+    said = {"role": "assistant", "content": "let me see", "tool_calls": [{"function": {"arguments": {}}}]}
+    assert joined(ChatTemplate(TOOLS_TEMPLATE), [user("hi"), said]) == "<user>hi<assistant>{}"

@@ -85,3 +85,11 @@ def test_a_stop_string_may_begin_before_min_tokens() -> None:
 
 def test_special_tokens_have_no_text() -> None:
     assert Detokenizer(TOKENIZER).push([97, 257, 98]).text == "ab"
+
+
+def test_shown_control_tokens_are_text() -> None:
+    tokenizer = byte_tokenizer()
+    ids = [*b"a", 256, *b"bc", 257]
+    detokenizer = Detokenizer(tokenizer, stop=("c",), shown_ids=(256,))
+    texts = [detokenizer.push([token_id]).text for token_id in ids]
+    assert "".join(texts) + detokenizer.finish() == "a<|im_start|>b"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 
 import llguidance
@@ -13,6 +13,7 @@ from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, UnsupportedGrammar
 from radixrt.grammar.closing import Closer, Shortcuts
 from radixrt.grammar.explain import explain
+from radixrt.grammar.forcing import ByteFollower, byte_tokenizer
 from radixrt.grammar.matcher import EnforcementReport, MaskExplanation, MaskRow, check_row
 from radixrt.grammar.vocabulary import GrammarVocabulary
 
@@ -37,6 +38,7 @@ class LLGrammar:
         hints: Callable[[], Sequence[str]] = tuple,
         shortcuts: Callable[[], Shortcuts] = Shortcuts,
         control_ids: Mapping[str, int] = NO_CONTROL,
+        follows_bytes: bool = False,
     ) -> None:
         """Compile.
 
@@ -46,6 +48,7 @@ class LLGrammar:
             hints: gives texts that may help to end a string (see `Closer`), when first needed.
             shortcuts: gives other ways to the end, when first needed.
             control_ids: control tokens that the grammar names, by their names.
+            follows_bytes: look for forced runs here: the grammar switches the engine's own search off.
         Raises:
             UnsupportedGrammar: the engine refuses the grammar, or it allows no token at its start.
             GrammarTooCostly: it is over a limit of the engine.
@@ -58,12 +61,8 @@ class LLGrammar:
         self._shortcuts = shortcuts
         self.control_ids = control_ids
         self._num_bytes = _BYTES_PER_CHARACTER * len(grammar)
-        self._pristine = llguidance.LLMatcher(
-            vocabulary.llguidance_tokenizer,
-            grammar,
-            log_level=0,
-            limits=_limits(),
-        )
+        self._byte_cursor = partial(_matcher, byte_tokenizer(), grammar) if follows_bytes else None
+        self._pristine = _matcher(vocabulary.llguidance_tokenizer, grammar)
         self._raise_if_refused(self._pristine)
         matcher = self._pristine.deep_copy()
         mask = matcher.compute_bitmask()
@@ -76,7 +75,8 @@ class LLGrammar:
         return self._num_bytes
 
     def start(self) -> LLMatcher:
-        return LLMatcher(self, self._pristine.deep_copy())
+        follower = None if self._byte_cursor is None else ByteFollower(self._byte_cursor)
+        return LLMatcher(self, self._pristine.deep_copy(), follower=follower)
 
     @cached_property
     def mask_bits(self) -> MaskRow:
@@ -102,6 +102,8 @@ class LLGrammar:
         verdict = None if self._judge is None else self._judge(text)
         if verdict is not None:
             return verdict
+        if self.report.checked:  # the masks alone do not tell
+            raise GrammarDeadEnd("the value could not be checked within the limit of time")
         ids = self.vocabulary.encode_marked(text, self.control_ids)
         matcher = self._pristine.deep_copy()
         is_whole = b"".join(map(self.vocabulary.shown, ids)) == text.encode()
@@ -127,6 +129,10 @@ class LLGrammar:
         )
 
 
+def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+
+
 def _limits() -> llguidance.LLParserLimits:
     """Give the engine's limits: its own, but for objects of thousands of optional properties."""
     return llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
@@ -135,18 +141,29 @@ def _limits() -> llguidance.LLParserLimits:
 class LLMatcher:
     """A cursor over llguidance's matcher; see `GrammarMatcher`.
 
-    Where the grammar forces a run of tokens, the mask holds the run's canonical first token only, although other
-    tokens would spell the same bytes; `accept` follows the mask.
+    Where the engine finds that the grammar forces a run of tokens, the mask holds the run's canonical first token
+    only, although other tokens would spell the same bytes; `accept` follows the mask. In a user's grammar a follower
+    finds the runs instead, and masks hold all spellings.
     """
 
-    __slots__ = ("_cursor", "_forced", "_grammar", "_num_accepted", "_vocabulary")
+    __slots__ = ("_cursor", "_data", "_follower", "_forced", "_grammar", "_num_accepted", "_vocabulary")
 
-    def __init__(self, grammar: LLGrammar, cursor: llguidance.LLMatcher, *, num_accepted: int = 0) -> None:
+    def __init__(
+        self,
+        grammar: LLGrammar,
+        cursor: llguidance.LLMatcher,
+        *,
+        num_accepted: int = 0,
+        follower: ByteFollower | None = None,
+        data: tuple[bytes, ...] = (),
+    ) -> None:
         self._grammar = grammar
         self._cursor = cursor
         self._vocabulary = grammar.vocabulary
         self._num_accepted = num_accepted
         self._forced: list[int] | None = None  # of the current state, when known
+        self._follower = follower
+        self._data = list(data)  # the tokens accepted, for the follower
 
     @property
     def is_accepting(self) -> bool:
@@ -177,6 +194,8 @@ class LLMatcher:
             return False
         self._forced = None
         self._num_accepted += 1
+        if self._follower is not None:
+            self._data.append(self._vocabulary.vocab_bytes[token_id])
         return True
 
     def validate(self, token_ids: Sequence[int]) -> int:
@@ -196,12 +215,24 @@ class LLMatcher:
             self._raise_error()
             self._num_accepted -= num_tokens
             self._forced = None
+            if self._follower is not None:
+                del self._data[self._num_accepted :]
+                self._follower.cut(sum(map(len, self._data)))
 
     def fork(self) -> LLMatcher:
-        return LLMatcher(self._grammar, self._cursor.deep_copy(), num_accepted=self._num_accepted)
+        return LLMatcher(
+            self._grammar,
+            self._cursor.deep_copy(),
+            num_accepted=self._num_accepted,
+            follower=None if self._follower is None else self._follower.fork(),
+            data=tuple(self._data),
+        )
 
     def forced_tokens(self) -> list[int]:
-        return list(self._current_forced())
+        if self._follower is None or self._cursor.is_stopped():
+            return list(self._current_forced())
+        run, is_end = self._follower.forced(b"".join(self._data))
+        return self._vocabulary.canonical_run(run, is_end=is_end) if run else []
 
     def _current_forced(self) -> list[int]:
         if self._forced is None:

@@ -11,12 +11,13 @@ import llguidance
 
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarSpec
-from radixrt.errors import UnsupportedGrammar
+from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
 from radixrt.grammar.matcher import EnforcementReport
 from radixrt.grammar.regex_cost import max_states, whole_match
-from radixrt.grammar.schema.front import ParsedSchema, parse_schema
+from radixrt.grammar.schema.front import ParsedSchema, parse_schema, read_schema
+from radixrt.grammar.schema.weaken import Weakening
 from radixrt.grammar.vocabulary import GrammarVocabulary
 
 _WHITESPACE: dict[str, dict[str, Any]] = {
@@ -24,6 +25,8 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"},
 }
 _MAX_PROBES = 64
+_MAX_WEAKENINGS = 64
+_NO_VALUE = "Unsatisfiable"  # in the engine's complaint about a schema that accepts nothing
 _MAX_HINTED_PATTERNS = 32
 _MAX_HINT_CHARACTERS = 32
 _MAX_HINT_STATES = 600
@@ -62,16 +65,26 @@ def compile_schema(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: Gra
 
 def prepare_schema(spec: GrammarSpec, config: GrammarConfig) -> tuple[ParsedSchema, str]:
     """Read a schema and write it in the engine's format; raises what `compile_schema` raises."""
-    if spec.on_unsupported == "check":
-        raise UnsupportedGrammar(
-            'on_unsupported="check" is not implemented', parameter="on_unsupported", value="check"
-        )
     text = '{"type": "object"}' if spec.kind == "json_object" else spec.text
-    parsed = parse_schema(text, config)
-    grammar = _engine_grammar(parsed.schema, spec.whitespace)
-    if complaint := _complaint(grammar):
-        raise _refusal(parsed, complaint, spec.whitespace)
-    return parsed, grammar
+    raw = read_schema(text, config)
+    weakening = Weakening(raw.value, raw.validator.draft)
+    for _ in range(_MAX_WEAKENINGS):
+        error: RequestError
+        try:
+            parsed = parse_schema(raw, config, weakened=weakening.places)
+            grammar = _engine_grammar(parsed.schema, spec.whitespace)
+            complaint = _complaint(grammar)
+            if not complaint:
+                return parsed, grammar
+            error = _refusal(parsed, complaint, spec.whitespace)
+        except (UnsupportedGrammar, GrammarTooCostly) as found:
+            error, complaint = found, ""
+        is_hopeless = spec.on_unsupported == "refuse" or _NO_VALUE in complaint
+        if is_hopeless or not raw.validator.is_bounded or not weakening.add(error.parameter):
+            raise error
+    raise GrammarTooCostly(
+        f"more than {_MAX_WEAKENINGS} keywords cannot be enforced while generating", parameter="grammar"
+    )
 
 
 def string_hints(parsed: ParsedSchema) -> list[str]:
@@ -120,7 +133,7 @@ def _refusal(parsed: ParsedSchema, complaint: str, whitespace: str) -> Unsupport
     """Name the keyword that the engine's complaint is about."""
     place = _locate(parsed, complaint, whitespace)
     reason = " ".join(complaint.split())[:300]
-    if "Unsatisfiable" in complaint:
+    if _NO_VALUE in complaint:
         text = f"the schema accepts no value: {reason}"
     elif place:
         text = (

@@ -47,19 +47,40 @@ class ParsedSchema:
         return sorted(found, key=lambda pointer: -pointer.count("/"))
 
 
-def parse_schema(text: str, config: GrammarConfig) -> ParsedSchema:
-    """Read a schema.
+@dataclass(frozen=True, slots=True)
+class RawSchema:
+    """A schema as it was written, and who judges finished values under it."""
+
+    value: Any
+    validator: SchemaValidator
+
+
+def read_schema(text: str, config: GrammarConfig) -> RawSchema:
+    """Read a schema's text.
 
     Raises:
-        GrammarTooCostly: nested deeper than config.max_grammar_depth, or too large once rewritten.
+        GrammarTooCostly: nested deeper than config.max_grammar_depth.
         InvalidRequest: not JSON, or not a JSON Schema.
+    """
+    value = _load(text, config)
+    return RawSchema(value, SchemaValidator.build(value))
+
+
+def parse_schema(
+    raw: RawSchema, config: GrammarConfig, *, weakened: frozenset[str] = frozenset()
+) -> ParsedSchema:
+    """Bring a schema into the engine's terms.
+
+    Args:
+        weakened: JSON Pointers of keywords to leave out; a oneOf among them is read as anyOf.
+    Raises:
+        GrammarTooCostly: too large once rewritten.
         UnsupportedGrammar: a keyword that cannot be enforced exactly; `parameter` is its JSON Pointer.
     """
-    raw = _load(text, config)
-    validator = SchemaValidator.build(raw)
-    if raw is False:
+    validator = raw.validator
+    if raw.value is False:
         raise UnsupportedGrammar("the schema false accepts no value", parameter="", value=False)
-    walk = _Walk(raw, validator.draft, config)
+    walk = _Walk(raw.value, validator.draft, config, weakened)
     root = walk.run()
     rewriter = Rewriter(walk.nodes)
     schema = rewriter.rewrite(root)
@@ -142,8 +163,9 @@ class _Walk:
         keywords: JSON Pointer of a keyword -> how it is enforced.
     """
 
-    def __init__(self, root: Any, draft: int, config: GrammarConfig) -> None:
+    def __init__(self, root: Any, draft: int, config: GrammarConfig, weakened: frozenset[str]) -> None:
         self._config = config
+        self._weakened = weakened
         self.nodes: dict[str, Any] = {}
         self.targets: dict[str, tuple[str, str]] = {}
         self.keywords: dict[str, Enforcement] = {}
@@ -171,7 +193,19 @@ class _Walk:
         is_reference = self._draft <= 7 and "$ref" in raw
         for keyword, value in raw.items():
             place = f"{pointer}/{escape_pointer(keyword)}"
-            self._check(keyword, value, place)
+            self._check_size(keyword, value, place)
+            if place in self._weakened:
+                self.keywords[place] = "checked"
+                if keyword == "oneOf":
+                    cases = [self._visit(f"{place}/{index}", child) for index, child in enumerate(value)]
+                    _conjoin(node, {"anyOf": cases})
+                continue
+            if keyword in kw.REFUSED:
+                raise UnsupportedGrammar(
+                    f"the keyword {keyword} at {place} cannot be enforced while generating",
+                    parameter=place,
+                    value=value,
+                )
             if (is_reference and keyword != "$ref") or _constrains_nothing(keyword, value, raw):
                 self.keywords[place] = "annotation"
                 continue
@@ -180,7 +214,7 @@ class _Walk:
         _finish(node)
         return node
 
-    def _check(self, keyword: str, value: Any, place: str) -> None:
+    def _check_size(self, keyword: str, value: Any, place: str) -> None:
         if keyword == "pattern":
             check_regex(value, self._config, parameter=place)
         if keyword == "patternProperties":
@@ -191,12 +225,6 @@ class _Walk:
                 f"properties at {place} may have at most {MAX_PROPERTIES} members, got {len(value)}",
                 parameter=place,
                 value=len(value),
-            )
-        if keyword in kw.REFUSED:
-            raise UnsupportedGrammar(
-                f"the keyword {keyword} at {place} cannot be enforced while generating",
-                parameter=place,
-                value=value,
             )
 
     def _take(self, pointer: str, place: str, keyword: str, value: Any, node: dict[str, Any]) -> None:

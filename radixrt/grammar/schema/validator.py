@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jsonschema
 import referencing
-from jsonschema import validators
+import regex  # type: ignore[import-untyped]
+from jsonschema import ValidationError, validators
 from jsonschema.protocols import Validator
 
 from radixrt.errors import InvalidRequest
@@ -37,11 +41,36 @@ _NUMBERS: dict[Any, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaValidator:
-    """A schema under the rules of its draft. Immutable."""
+MAX_JUDGE_S = 0.05
 
-    validator: Validator
+
+class _TooSlow(Exception):
+    """The time of one judgement is over."""
+
+
+class SchemaValidator:
+    """A schema under the rules of its draft, judged within a limit of time. Thread-safe.
+
+    Patterns are the caller's, and values are a model's: both can be made to take a matcher that tries all ways for
+    ever. So every pattern has a timeout, and so has the whole.
+
+    Attributes:
+        is_bounded: no part of the schema escapes the limit.
+    """
+
+    def __init__(self, draft: Any, schema: Any) -> None:
+        self.draft: int = _NUMBERS[draft]
+        self._lock = threading.Lock()
+        self._deadline_s = 0.0
+        self._patterns: dict[str, Any] = {}
+        keywords: dict[str, Any] = {name: self._timed(rule) for name, rule in draft.VALIDATORS.items()}
+        for name, rule in _PATTERN_RULES.items():
+            if name in keywords:
+                keywords[name] = partial(rule, self._search)
+        checker = _format_checker(draft)
+        kind: Any = validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
+        self._validator: Validator = kind(schema, registry=referencing.Registry(), format_checker=checker)
+        self.is_bounded = not _has_both(schema)
 
     @classmethod
     def build(cls, schema: Any) -> SchemaValidator:
@@ -57,9 +86,7 @@ class SchemaValidator:
             found = draft(draft.META_SCHEMA).iter_errors(schema)
             fault = next((fault for fault in found if fault.validator != "uniqueItems"), None)
             if fault is None:
-                return cls(
-                    draft(schema, registry=referencing.Registry(), format_checker=_format_checker(draft))
-                )
+                return cls(draft, schema)
             faults.append(fault)
         place = "".join(
             f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in faults[0].absolute_path
@@ -70,21 +97,95 @@ class SchemaValidator:
             value=faults[0].instance,
         )
 
-    @property
-    def draft(self) -> int:
-        """Give the draft that decides: 4, 6, 7, 2019 or 2020."""
-        return _NUMBERS[type(self.validator)]
-
     def judge(self, text: str) -> bool | None:
-        """Tell whether a text is JSON and valid; None when a pattern is none that Python can match."""
+        """Tell whether a text is JSON and valid; None when that cannot be told: a pattern is none that Python can
+        match, or the time is over.
+        """
         try:
             value = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             return False
-        try:
-            return bool(self.validator.is_valid(value))
-        except re.error:
+        if not self.is_bounded:
             return None
+        with self._lock:
+            self._deadline_s = time.perf_counter() + MAX_JUDGE_S
+            try:
+                return bool(self._validator.is_valid(value))
+            except (regex.error, re.error, _TooSlow, RecursionError):
+                return None
+
+    def _timed(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Give a keyword's rule that looks at the clock first."""
+
+        def timed(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+            if time.perf_counter() > self._deadline_s:
+                raise _TooSlow
+            return rule(validator, value, instance, schema)
+
+        return timed
+
+    def _search(self, pattern: str, text: str) -> bool:
+        """Tell whether a pattern matches somewhere, within the time that is left."""
+        left_s = self._deadline_s - time.perf_counter()
+        if left_s <= 0:
+            raise _TooSlow
+        if (compiled := self._patterns.get(pattern)) is None:
+            compiled = self._patterns[pattern] = regex.compile(pattern)
+        try:
+            return compiled.search(text, timeout=left_s) is not None
+        except TimeoutError:
+            raise _TooSlow from None
+
+
+Search = Callable[[str, str], bool]
+
+
+def _pattern(search: Search, validator: Any, value: str, instance: Any, _: Any) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "string") and not search(value, instance):
+        yield ValidationError(f"{instance!r} does not match {value!r}")
+
+
+def _pattern_properties(
+    search: Search, validator: Any, value: Mapping[str, Any], instance: Any, _: Any
+) -> Iterator[ValidationError]:
+    if validator.is_type(instance, "object"):
+        for pattern, schema in value.items():
+            for key, member in instance.items():
+                if search(pattern, key):
+                    yield from validator.descend(member, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    search: Search, validator: Any, value: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    for key, member in instance.items():
+        if key not in schema.get("properties", {}) and not any(
+            search(pattern, key) for pattern in schema.get("patternProperties", {})
+        ):
+            yield from validator.descend(member, value, path=key)
+
+
+_PATTERN_RULES: dict[str, Callable[..., Iterator[ValidationError]]] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+}
+
+
+def _has_both(schema: Any) -> bool:
+    """Tell whether patterns may decide about unevaluated properties: jsonschema matches those without a limit."""
+    names = set[str]()
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            names |= node.keys() & {"patternProperties", "unevaluatedProperties"}
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node
+    return len(names) == 2
 
 
 def _format_checker(draft: Any) -> jsonschema.FormatChecker:

@@ -1,4 +1,4 @@
-"""Memory for weights: one allocation, on huge pages where the system has them."""
+"""Memory for weights and pages: large allocations, on huge pages where the system has them."""
 
 from __future__ import annotations
 

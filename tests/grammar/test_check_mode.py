@@ -1,0 +1,205 @@
+"""on_unsupported="check": masks that allow at least what is valid, and a judge that is exact and always answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import jsonschema
+import pytest
+
+from radixrt import GrammarSpec
+from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, InvalidRequest, UnsupportedGrammar
+from radixrt.grammar import CompiledGrammar, GrammarCache
+from radixrt.grammar.schema.validator import MAX_JUDGE_S, SchemaValidator
+from tests.support.tokenizers import byte_tokenizer
+
+CACHE = GrammarCache(byte_tokenizer())
+DISTINCT = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+def compiled(schema: Any) -> CompiledGrammar:
+    return CACHE.get(GrammarSpec.json_schema(schema, on_unsupported="check"))
+
+
+def mask_allows(grammar: CompiledGrammar, text: str) -> bool:
+    """Tell whether the masks let a text through; where a run is forced it has to be that."""
+    matcher, data = grammar.start(), text.encode()
+    while data:
+        token_id = (matcher.forced_tokens() or [data[0]])[0]
+        if token_id != data[0] or not matcher.accept(token_id):
+            return False
+        data = data[1:]
+    return matcher.is_accepting
+
+
+# schema, keywords that must be checked, valid values, values that the mask allows and the judge refuses
+CASES: dict[str, tuple[Any, list[str], list[Any], list[Any]]] = {
+    "unique": (DISTINCT, ["/uniqueItems"], [[], ["a", "b"]], [["a", "a"]]),
+    "one of becomes any of": (
+        {"oneOf": [{"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}}, {"type": "array", "items": {"enum": [2, 3]}, "maxItems": 40}]},
+        ["/oneOf"],
+        [[2, 1], [2, 3], []],
+        [],
+    ),
+    "below not": (
+        {"type": "array", "items": {"type": "string", "maxLength": 2}, "maxItems": 30, "not": {"uniqueItems": True}},
+        ["/not"],
+        [["a", "a"]],
+        [["a", "b"], []],
+    ),
+    "below if": (
+        {"type": "array", "items": {"type": "string"}, "if": {"uniqueItems": True}, "then": {"maxItems": 1}, "else": {"minItems": 3}},
+        ["/if", "/then", "/else"],
+        [["a"], ["a", "a", "b"], []],
+        [["a", "b"], ["a", "a"]],
+    ),
+    "through a reference below not": (
+        {"items": {"type": "string"}, "type": "array", "not": {"$ref": "#/$defs/u"}, "$defs": {"u": {"uniqueItems": True}}},
+        ["/not"],
+        [["a", "a"]],
+        [["a", "b"]],
+    ),
+    "a reference above and below": (
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/u"}, "b": {"not": {"$ref": "#/$defs/u"}}}, "required": ["a", "b"], "additionalProperties": False, "$defs": {"u": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}},
+        ["/$defs/u/uniqueItems", "/properties/b/not"],
+        [{"a": ["x"], "b": ["x", "x"]}, {"a": ["x", "y"], "b": 1}],
+        [{"a": ["x", "x"], "b": ["x", "x"]}, {"a": [], "b": []}],
+    ),
+    "one of with a branch that cannot be masked": (
+        {"oneOf": [{"type": "array", "items": {"type": "string"}, "uniqueItems": True}, {"type": "array", "items": {"type": "string"}, "minItems": 2}]},
+        ["/oneOf"],
+        [["a"], ["a", "a"]],
+        [["a", "b"]],
+    ),
+    "look-behind": ({"type": "string", "pattern": "(?<=b)$"}, ["/pattern"], ["ab"], ["ba"]),
+    "back reference": ({"type": "string", "pattern": "^(a|b)\\1$"}, ["/pattern"], ["aa"], ["ab"]),
+    "pattern of names": (
+        {"type": "object", "patternProperties": {"^(a|b)\\1$": {"type": "integer"}}, "additionalProperties": False},
+        ["/patternProperties", "/additionalProperties"],
+        [{"aa": 1}, {}],
+        [{"aa": "x"}, {"ab": 1}],
+    ),
+    "unevaluated": (
+        {"type": "object", "properties": {"a": {"type": "integer"}}, "allOf": [{"dependentSchemas": {"a": {"properties": {"b": {"uniqueItems": True, "type": "array"}}}}}], "unevaluatedProperties": False},
+        ["/allOf/0/dependentSchemas/a/properties/b/uniqueItems"],
+        [{"a": 1, "b": [1, "a"]}, {"a": 1}],
+        [{"a": 1, "b": [1, 1]}],
+    ),
+    "contains": (
+        {"type": "array", "items": {"type": "string"}, "contains": {"pattern": "(?<=x)$"}},
+        ["/contains"],
+        [["ax"]],
+        [["a"]],
+    ),
+    "at most so many": (
+        {"type": "array", "items": {"type": "string"}, "contains": {"minLength": 2}, "maxContains": 1, "minContains": 0, "maxItems": 50},
+        ["/contains", "/maxContains", "/minContains"],
+        [["a"], ["aa", "a"]],
+        [["aa", "aa"]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mask_allows_what_is_valid_and_the_judge_is_exact(name: str) -> None:
+    schema, checked, valid, invalid = CASES[name]
+    grammar = compiled(schema)
+    assert set(checked) <= set(grammar.report.checked)
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in valid:
+        assert validator.is_valid(value)
+        text = json.dumps(value, separators=(",", ":"))
+        assert mask_allows(grammar, text), text
+        assert grammar.check(text), text
+    for value in invalid:
+        assert not validator.is_valid(value)
+        text = json.dumps(value, separators=(",", ":"))
+        assert mask_allows(grammar, text), text
+        assert not grammar.check(text), text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_is_refused_without_check_by_its_pointer(name: str) -> None:
+    schema = CASES[name][0]
+    with pytest.raises(UnsupportedGrammar) as caught:
+        CACHE.get(GrammarSpec.json_schema(schema))
+    assert caught.value.parameter
+
+
+def test_what_masks_can_enforce_is_not_checked() -> None:
+    schema = {"type": "object", "properties": {"a": DISTINCT, "b": {"enum": [1, 2]}}, "required": ["b"]}
+    report = compiled(schema).report
+    assert report.checked == ["/properties/a/uniqueItems"]
+    assert report.keywords["/properties/b/enum"] == "mask"
+
+
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [
+        ({"$ref": "https://example.com/schema"}, UnsupportedGrammar),
+        ({"$ref": "#/nowhere"}, InvalidRequest),
+        (False, UnsupportedGrammar),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, UnsupportedGrammar),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, UnsupportedGrammar),
+        ({"type": "string", "pattern": "((a{1,50}){1,50}){1,20}"}, GrammarTooCostly),
+        ({"type": 3}, InvalidRequest),
+        (
+            {"unevaluatedProperties": False, "patternProperties": {"(a|b)\\1": True}},
+            UnsupportedGrammar,
+        ),
+    ],
+)
+def test_some_things_are_refused_all_the_same(schema: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        compiled(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(a|a)*$"},
+        {"patternProperties": {"^(a+)+$": {"type": "integer"}}},
+        {"patternProperties": {"^(a+)+$": True}, "additionalProperties": False},
+        {"propertyNames": {"pattern": "^(a|aa)+$"}},
+        {"items": {"pattern": "(a*)*b"}},
+    ],
+)
+def test_a_hostile_pattern_has_an_answer_in_time(schema: Any) -> None:
+    validator, text = SchemaValidator.build(schema), "a" * 60 + "!"
+    started = time.process_time()
+    for value in (text, {text: "x"}, [text]):
+        assert validator.judge(json.dumps(value)) in (True, False, None)
+    assert time.process_time() - started < 20 * MAX_JUDGE_S
+
+
+def test_a_schema_that_doubles_its_work_has_an_answer_in_time() -> None:
+    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**definitions, "d40": {"type": "integer"}}}
+    started = time.process_time()
+    assert SchemaValidator.build(schema).judge("1") is None
+    assert time.process_time() - started < 20 * MAX_JUDGE_S
+
+
+def test_what_cannot_be_told_in_time_is_no_success() -> None:
+    grammar = compiled({"type": "string", "pattern": "^(a|aa)+(?<=a)$"})
+    assert grammar.check('"aaa"')
+    with pytest.raises(GrammarDeadEnd, match="limit of time"):
+        grammar.check(json.dumps("a" * 60 + "!"))
+
+
+def test_check_and_refuse_are_two_entries_of_the_cache() -> None:
+    schema = {"type": "string"}
+    one = CACHE.get(GrammarSpec.json_schema(schema))
+    assert CACHE.get(GrammarSpec.json_schema(schema, on_unsupported="check")) is not one
+
+
+def test_on_unsupported_belongs_to_schemas() -> None:
+    spec = GrammarSpec.regex("a")
+    with pytest.raises(InvalidRequest, match="on_unsupported belongs to json_schema"):
+        GrammarSpec(spec.kind, spec.text, "compact", "check")
+    with pytest.raises(InvalidRequest, match='must be "refuse" or "check"'):
+        GrammarSpec.json_schema({}, on_unsupported="ignore")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="whitespace belongs to JSON"):
+        GrammarSpec(spec.kind, spec.text, "flexible")

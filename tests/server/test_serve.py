@@ -1,0 +1,168 @@
+"""`radixrt serve` as a process: start-up, drain, disconnects, exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx2
+import pytest
+
+from radixrt.server.logs import JsonFormatter
+from tests.support.servers import ROOT, events, served
+
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "ignore_eos": True}
+SMALL = ("--device", "cpu", "--kernels", "torch", "--num-pages", "512", "--dtype", "float32")
+
+
+def ask_in_thread(url, body):
+    found = {}
+
+    def ask():
+        with httpx2.Client(timeout=120) as http, http.stream("POST", f"{url}{CHAT}", json=body) as response:
+            found["status"] = response.status_code
+            found["begun"] = True
+            found["text"] = "".join(response.iter_text())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, found
+
+
+def wait_for(condition, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_requests_under_way_are_finished_after_sigterm(model_folder):
+    with served(model_folder, *SMALL) as (url, process):
+        asked = [ask_in_thread(url, {**LONG, "max_tokens": 400, "stream": True}) for _ in range(4)]
+        wait_for(lambda: all("begun" in found for _, found in asked))
+        process.send_signal(signal.SIGTERM)
+        for thread, found in asked:
+            thread.join(60)
+            assert events(found["text"])[-1] == "[DONE]"
+        assert process.wait(timeout=30) == 0
+
+
+def test_what_outlasts_the_drain_gets_an_error(model_folder):
+    with served(model_folder, *SMALL, "--drain-s", "1") as (url, process):
+        asked = [
+            ask_in_thread(url, {**LONG, "max_tokens": 1900, "n": 8, "stream": is_stream})
+            for is_stream in (True, False)
+        ]
+        wait_for(lambda: "begun" in asked[0][1])
+        process.send_signal(signal.SIGTERM)
+        for thread, _ in asked:
+            thread.join(60)
+        streamed, whole = (found for _, found in asked)
+        assert events(streamed["text"])[-1]["error"]["code"] == "engine_stopped"
+        assert "[DONE]" not in streamed["text"]
+        assert whole["status"] == 503
+        assert json.loads(whole["text"])["error"]["code"] == "engine_stopped"
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.slow
+def test_a_closed_connection_ends_its_request(model_folder):
+    with (
+        served(model_folder, *SMALL, "--max-running", "1", "--max-waiting", "1") as (url, _),
+        httpx2.Client(timeout=60) as http,
+    ):
+        for is_stream in (True, False):
+            body = {**LONG, "max_tokens": 1900, "stream": is_stream}
+            with pytest.raises(httpx2.TimeoutException):
+                httpx2.post(f"{url}{CHAT}", json=body, timeout=0.3)
+            started = time.monotonic()
+            assert http.post(f"{url}{CHAT}", json={**LONG, "max_tokens": 2}).status_code == 200
+            assert time.monotonic() - started < 10  # one alone took many times as long
+
+
+@pytest.mark.slow
+def test_health_answers_while_the_engine_works(model_folder):
+    with served(model_folder, *SMALL) as (url, _), httpx2.Client(timeout=60) as http:
+        asked = [ask_in_thread(url, {**LONG, "max_tokens": 300, "n": 4, "stream": True}) for _ in range(4)]
+        wait_for(lambda: all("begun" in found for _, found in asked))
+        times = []
+        for _ in range(50):
+            started = time.monotonic()
+            assert http.get(f"{url}/health").status_code == 200
+            times.append(time.monotonic() - started)
+        assert sorted(times)[len(times) // 2] < 1  # a generous ceiling: the load test measures it
+        for thread, found in asked:
+            thread.join(120)
+            assert events(found["text"])[-1] == "[DONE]"
+
+
+def test_start_up_prints_what_one_needs(model_folder):
+    command = [sys.executable, "-m", "radixrt", "serve", str(model_folder), "--port", "0", *SMALL]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+        "RADIXRT_API_KEYS": "one=key-number-1",
+    }
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    lines = []
+    while not lines or "try" not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    process.send_signal(signal.SIGTERM)
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == 0
+    block = "".join(lines)
+    for word in (
+        "serves tiny at http://127.0.0.1:",
+        "float32",
+        "511 pages of 16 = 8176 tokens",
+        "API keys   1",
+        "curl http://127.0.0.1:",
+    ):
+        assert word in block
+    assert "key-number-1" not in block + rest
+
+
+@pytest.mark.slow
+def test_a_taken_port_is_an_error_and_not_a_hang(model_folder):
+    with served(model_folder, *SMALL) as (url, _):
+        command = [
+            sys.executable,
+            "-m",
+            "radixrt",
+            "serve",
+            str(model_folder),
+            "--port",
+            url.rsplit(":", 1)[1],
+            *SMALL,
+        ]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
+        ended = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
+        assert ended.returncode not in (0, None)
+        assert b"address already in use" in ended.stderr
+
+
+def test_log_lines_are_json_without_prompts(engine, caplog):
+    from tests.support.asking import post
+
+    with caplog.at_level("INFO", logger="radixrt.access"):
+        post(
+            engine,
+            CHAT,
+            {**LONG, "messages": [{"role": "user", "content": "a private matter"}], "max_tokens": 2},
+            headers={"X-Request-Id": "mine"},
+        )
+    [record] = [record for record in caplog.records if record.name == "radixrt.access"]
+    line = json.loads(JsonFormatter().format(record))
+    assert line["status"] == 200
+    assert line["path"] == CHAT
+    assert line["output_tokens"] == 2
+    assert line["client_request_id"] == "mine"
+    assert line["request_id"].startswith("req_")
+    assert "private" not in json.dumps(line)

@@ -1,0 +1,255 @@
+"""Where servers of this kind break real clients: the traps of the list, each a test. Clients themselves: tests/clients/."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from radixrt import Engine
+from tests.support.asking import chat_in_process, get, post, run
+from tests.support.servers import events
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+GREEDY = {"messages": HELLO, "max_tokens": 8, "temperature": 0}
+FIELDS = {"message", "type", "param", "code"}
+
+
+def error_of(response):
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == FIELDS
+    assert response.headers["x-request-id"]
+    return body["error"]
+
+
+def test_validation_errors_are_400_and_never_422(engine):
+    for body in (
+        {},
+        {"messages": "x"},
+        {"messages": [{"role": "king", "content": "x"}]},
+        {**GREEDY, "temperature": []},
+        [],
+        "x",
+    ):
+        response = post(engine, CHAT, body)
+        assert response.status_code == 400
+        error_of(response)
+
+    async def work(http):
+        return await http.post(CHAT, content=b"{not json", headers={"content-type": "application/json"})
+
+    assert error_of(run(engine, work))["param"] == "body"
+
+
+def test_unknown_model_is_404_model_not_found(engine):
+    for response in (post(engine, CHAT, {**GREEDY, "model": "gpt-4o"}), get(engine, "/v1/models/gpt-4o")):
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "model_not_found"
+
+
+def test_unknown_routes_and_methods_have_the_same_body(engine):
+    assert error_of(get(engine, "/v1/nothing"))["code"] == "not_found"
+    assert get(engine, CHAT).status_code == 405
+    error_of(get(engine, CHAT))
+
+
+def test_other_content_types_are_415(engine):
+    async def work(http):
+        return await http.post(CHAT, content=json.dumps(GREEDY), headers={"content-type": "text/plain"})
+
+    assert run(engine, work).status_code == 415
+
+
+def test_a_bad_schema_is_400_with_a_pointer_and_not_retried(engine):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    surface = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    response = post(engine, CHAT, {**GREEDY, **surface})
+    assert response.status_code == 400  # the SDK retries 408, 409, 429 and 5xx only
+    assert error_of(response)["param"] == "response_format/json_schema/schema/properties/a/uniqueItems"
+    streamed = post(engine, CHAT, {**GREEDY, **surface, "stream": True})
+    assert (streamed.status_code, streamed.json()) == (400, response.json())
+
+
+def test_a_full_queue_is_429_with_retry_after(model_folder, engine):
+    with Engine(
+        model_folder,
+        device="cpu",
+        dtype="float32",
+        kernels="torch",
+        num_pages=64,
+        max_running=1,
+        max_waiting=1,
+    ) as small:
+
+        async def work(http):
+            long = {**GREEDY, "max_tokens": 60, "ignore_eos": True}
+            return await asyncio.gather(
+                *(http.post(CHAT, json={**long, "stream": index % 2 == 0}) for index in range(8))
+            )
+
+        answers = run(small, work)
+    codes = [answer.status_code for answer in answers]
+    assert set(codes) == {200, 429}
+    for answer in answers:
+        if answer.status_code == 429:
+            assert error_of(answer)["code"] == "queue_full"
+            assert int(answer.headers["retry-after"]) >= 1
+
+    async def too_many(http):
+        return await asyncio.gather(*(http.post(CHAT, json=GREEDY) for _ in range(4)))
+
+    codes = sorted(answer.status_code for answer in run(engine, too_many, max_requests=1))
+    assert codes == [200, 429, 429, 429]
+
+
+def test_a_deadline_is_504_and_not_retried(engine):
+    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.05}}
+    response = post(engine, CHAT, body)
+    assert response.status_code == 504
+    assert error_of(response)["code"] == "deadline_exceeded"
+    assert response.headers["x-should-retry"] == "false"
+    streamed = events(post(engine, CHAT, {**body, "stream": True}).text)
+    assert streamed[-1]["error"]["code"] == "deadline_exceeded"
+    assert "[DONE]" not in streamed
+
+
+def test_the_servers_own_longest_time_holds_too(engine):
+    body = {**GREEDY, "max_tokens": 1900, "ignore_eos": True}
+    assert post(engine, CHAT, body, max_request_s=1).status_code == 504
+
+
+def test_an_error_in_mid_stream_is_a_chunk_with_error_and_no_done(engine, monkeypatch):
+    real, steps = engine._runner.model.forward, []
+
+    def breaking(*arguments):
+        steps.append(arguments)
+        if len(steps) == 4:
+            raise RuntimeError("broken")
+        return real(*arguments)
+
+    monkeypatch.setattr(engine._runner.model, "forward", breaking)
+    found = events(post(engine, CHAT, {**GREEDY, "stream": True, "ignore_eos": True}).text)
+    assert set(found[-1]) == {"error"}
+    assert "[DONE]" not in found
+    assert any(choice["delta"].get("content") for chunk in found[:-1] for choice in chunk["choices"])
+
+
+def test_constrained_json_closes_within_the_budget(engine):
+    """`.parse()` raises on finish_reason "length", so an answer that must be JSON ends as JSON."""
+    schema = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    surface = {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": schema, "strict": True},
+        }
+    }
+    for max_tokens in (12, 16, 40):
+        choice = post(engine, CHAT, {**GREEDY, "max_tokens": max_tokens, **surface}).json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert isinstance(json.loads(choice["message"]["content"])["text"], str)
+    too_small = post(engine, CHAT, {**GREEDY, "max_tokens": 2, **surface})
+    assert too_small.status_code == 400
+    assert "tokens" in error_of(too_small)["message"]
+
+
+def test_key_order_of_a_schema_is_kept(engine):
+    names = ["zulu", "alpha", "mike"]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "boolean"} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    surface = {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": schema, "strict": True},
+        }
+    }
+    answer = post(engine, CHAT, {**GREEDY, "max_tokens": 80, **surface}).json()
+    assert list(json.loads(answer["choices"][0]["message"]["content"])) == names
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_cache_key": "k"}, {"prompt_cache_options": {"ttl": "30m", "mode": "implicit"}}, {"prompt_cache_retention": "in_memory"},
+        {"max_completion_tokens": 3, "max_tokens": None}, {"reasoning_effort": "low"}, {"metadata": {"a": "b"}}, {"service_tier": "auto"},
+        {"verbosity": "low"}, {"user": "me"}, {"safety_identifier": "x"}, {"store": False}, {"parallel_tool_calls": True}, {"modalities": ["text"]},
+        {"stream_options": None}, {"tool_choice": "none"}, {"tools": None}, {"tools": []}, {"response_format": {"type": "text"}}, {"logit_bias": {}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields_that_clients_send_are_taken(engine, fields):
+    answer = post(engine, CHAT, {**GREEDY, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
+    if "max_completion_tokens" in fields:
+        assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_an_answer_as_the_sdk_dumps_it_can_be_sent_back(engine):
+    message = post(engine, CHAT, GREEDY).json()["choices"][0]["message"]
+    history = [
+        *HELLO,
+        {**message, "audio": None, "function_call": None, "tool_calls": None},
+        {"role": "user", "content": "More"},
+    ]
+    assert post(engine, CHAT, {**GREEDY, "messages": history}).status_code == 200
+
+
+def test_service_tiers_have_their_meaning(engine):
+    seen = []
+    submit = engine.submit
+    engine.submit = lambda request, deliver: seen.append(request) or submit(request, deliver)
+    try:
+        for tier in ("flex", "priority", "default"):
+            post(engine, CHAT, {**GREEDY, "service_tier": tier, "priority": 3})
+    finally:
+        del engine.submit
+    assert [(item.latency_class, item.priority) for item in seen] == [
+        ("throughput", 3),
+        ("latency", 4),
+        ("latency", 3),
+    ]
+
+
+def test_long_default_answers_fit_the_context(engine):
+    """Without max_tokens the answer may be as long as what is left of the context."""
+    words = [{"role": "user", "content": "x" * 1950}]
+    answer = post(engine, CHAT, {"messages": words, "temperature": 0, "ignore_eos": True}).json()
+    assert answer["usage"]["total_tokens"] == engine.config.max_context
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prompt_over_the_context_is_400(engine):
+    response = post(engine, CHAT, {**GREEDY, "messages": [{"role": "user", "content": "x" * 5000}]})
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def test_every_choice_of_a_stream_has_its_index_and_half_characters_wait(engine):
+    body = {
+        **GREEDY,
+        "max_tokens": 30,
+        "n": 3,
+        "temperature": 1.2,
+        "seed": 8,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    *chunks, _ = events(post(engine, CHAT, body).text)
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["delta"].get("content") or ""
+    whole = chat_in_process(engine, HELLO, max_tokens=30, n=3, temperature=1.2, seed=8, ignore_eos=True)
+    assert list(texts.values()) == [sample.text for sample in whole.samples]
