@@ -111,19 +111,35 @@ class Reasoning(Body):
     generate_summary: None = None
 
 
-class ResponsesBody(CallBody):
+class StatelessBody(CallBody):
+    """Fields of OpenAI's that need what this server has not.
+
+    Attributes:
+        store, previous_response_id, conversation, background, prompt: need a memory: the route says so.
+        truncation: a prompt that is too long is refused, so "auto" is not taken.
+    """
+
+    store: bool | None = None  # type: ignore[assignment]  # checked by the route, which says why
+    previous_response_id: CallId | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    truncation: Literal["disabled"] | None = None
+    max_tool_calls: None = None  # of tools that a server runs; it runs none
+    moderation: None = None
+    context_management: None = None
+
+
+class ResponsesBody(StatelessBody):
     """A request for a response.
 
     Attributes:
         instructions: a system message before the input.
         include: "message.output_text.logprobs" asks for logprobs; "reasoning.encrypted_content" for what this server
             never has.
-        store, previous_response_id, conversation, background, prompt: need a memory, which this server has not.
-        truncation: a prompt that is too long is refused, so "auto" is not taken.
     """
 
     n: None = None  # a response is one answer
-    store: bool | None = None  # type: ignore[assignment]  # checked by the route, which says why
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=4095)]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -140,11 +156,3 @@ class ResponsesBody(CallBody):
         | None
     ) = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
-    previous_response_id: CallId | None = None
-    conversation: Any = None
-    background: bool | None = None
-    prompt: Any = None
-    truncation: Literal["disabled"] | None = None
-    max_tool_calls: None = None  # of tools that a server runs; it runs none
-    moderation: None = None
-    context_management: None = None
