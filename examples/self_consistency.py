@@ -1,8 +1,6 @@
 """Self-consistency: several ways of reasoning about one question, and the answer that most of them reach."""
 
-from collections import Counter
-
-from frontend_lang import ProgramResult, State, gen, program
+from frontend_lang import ProgramResult, State, Vote, gen, program, vote
 from radixrt import Engine
 
 WORKED = """Question: Mia has 3 red and 4 blue pens. How many pens has she?
@@ -20,19 +18,20 @@ NUM_SAMPLES = 5
 
 
 @program
-def solve(s: State, question: str) -> Counter[int]:
+def solve(s: State, question: str) -> Vote:
     s += f"{WORKED}Question: {question}\nAnswer:"
     branches = s.fork(NUM_SAMPLES)  # the prompt is computed once for all
     for index, branch in enumerate(branches):
         branch += gen("steps", max_tokens=32, temperature=0.7, seed=index, stop=["The answer", "\n"])
         branch += " The answer is " + gen("number", type=int, max_tokens=6, temperature=0)
-    return Counter(branch["number"] for branch in branches)
+    return vote(branches, "number")
 
 
-def main(engine: Engine) -> ProgramResult[Counter[int]]:
+def main(engine: Engine) -> ProgramResult[Vote]:
     result = solve.with_options(engine=engine).run(QUESTION)
-    (number, num_votes), *_ = result.value.most_common()
-    print(f"{QUESTION} {number}, said {num_votes} of {NUM_SAMPLES}: {dict(result.value)}")
+    print(
+        f"{QUESTION} {result.value.value}, say {result.value.share:.0%} of the branches: {result.value.counts}"
+    )
     print(result.table())
     return result
 

@@ -44,6 +44,7 @@ class FreeBackend:
 
     bos_ids: tuple[int, ...] = (0,)
     eos_ids: frozenset[int] = frozenset()
+    has_token_ids = True
     transient_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, *, delay_s: float = 0.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from frontend_lang.asking import decide
 from frontend_lang.backends import RequestAborted
@@ -25,9 +26,16 @@ from frontend_lang.nodes import (
 )
 from frontend_lang.selecting import select
 from frontend_lang.tooling import use_tools
-from frontend_lang.waiting import until_done
+from frontend_lang.waiting import can_wait, until_done, wait_for
 
 DONE = Reply(None)
+
+
+def begin(branches: Sequence[Branch]) -> None:
+    """Start branches, and give the loop one turn: it hands new calls to the runtime before the program goes on."""
+    num_started = sum([start(branch) for branch in branches])
+    if num_started and can_wait():
+        wait_for(asyncio.sleep(0))
 
 
 def start(branch: Branch) -> bool:

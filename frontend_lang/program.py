@@ -366,7 +366,8 @@ class Program(Generic[P, R]):
         else:
             value = await run_in_greenlet(lambda: self.function(state, *args, **arguments))
         for branch in run.branches:
-            await interpreter.settle(branch)
+            if not branch.is_idle:
+                await interpreter.settle(branch)
         return value
 
     def _familiar(self, kwargs: Mapping[str, Any]) -> tuple[Program[P, R], dict[str, Any], bool]:

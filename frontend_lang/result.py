@@ -127,7 +127,7 @@ class ProgramResult(Generic[R_co]):
 
     def token_ids(self) -> tuple[int, ...]:
         """Give the transcript as token ids."""
-        return self._transcript.token_ids()
+        return self._transcript.told_ids()
 
     def table(self) -> str:
         """Give a plain-text table of the calls: prompt, cached, computed, forced and output tokens."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, overload
@@ -110,7 +109,7 @@ class State:
     def token_ids(self) -> tuple[int, ...]:
         """Wait like `text`, and give the transcript as token ids."""
         self.sync()
-        return self._branch.transcript.token_ids()
+        return self._branch.transcript.told_ids()
 
     def sync(self) -> None:
         """Wait until everything appended is done; raises like `text`."""
@@ -314,9 +313,7 @@ class State:
         return Branches(children, self._branch)
 
     def _start(self) -> None:
-        # One turn of the loop hands the call to the runtime before the program goes on with its own work.
-        if interpreter.start(self._branch) and can_wait():
-            wait_for(asyncio.sleep(0))
+        interpreter.begin([self._branch])
 
     def _reply(self, name: Key) -> Reply:
         variable = variable_of(self._branch, name)
@@ -381,8 +378,8 @@ class Branches(Sequence[State]):
             )
         if len(parts) != len(self):
             raise ValueError(f"{len(self)} branches take a list of {len(self)} items, got {len(parts)}")
-        for state, part in zip(self._states, parts, strict=True):
-            state += part
+        pairs = zip(self._branches, parts, strict=True)
+        interpreter.begin([branch for branch, part in pairs if _append(branch, part)])
         return self
 
     def __enter__(self) -> Branches:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+from frontend_lang.backends import RequestAborted
 from frontend_lang.branch import Listener
 from frontend_lang.events import Event, ProgramDone, TextDelta, VariableSet
 from frontend_lang.waiting import can_wait, wait_for
@@ -90,7 +91,7 @@ class LoopSource:
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
-            self._items.put_nowait(asyncio.CancelledError("the stream was closed"))
+            self._items.put_nowait(asyncio.CancelledError())
         elif (error := task.exception()) is not None:
             self._items.put_nowait(error)
 
@@ -124,6 +125,8 @@ class _History(Generic[R]):
         self.is_over = False
 
     def add(self, item: Item) -> None:
+        if isinstance(item, asyncio.CancelledError):  # raised as it is, it would cancel the reader
+            item = RequestAborted("the stream was closed before its program had ended")
         if isinstance(item, BaseException):
             self.error, self.is_over = item, True
             return
@@ -242,7 +245,7 @@ class ProgramStream(Generic[R]):
         """Cancel the program and wait until nothing of it runs; fine when it has ended."""
         self._source.close()
         if not self._history.is_over:
-            self._history.add(asyncio.CancelledError("the stream was closed"))
+            self._history.add(asyncio.CancelledError())
 
     def __enter__(self) -> Self:
         return self
@@ -321,7 +324,7 @@ class AsyncProgramStream(Generic[R]):
         """Cancel the program and wait until nothing of it runs; fine when it has ended."""
         await self._source.closed()
         if not self._history.is_over:
-            self._history.add(asyncio.CancelledError("the stream was closed"))
+            self._history.add(asyncio.CancelledError())
 
     async def __aenter__(self) -> Self:
         return self

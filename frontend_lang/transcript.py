@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontend_lang.backends import Backend, FinishReason, Sample, SamplingParams, TextPiece
+from frontend_lang.backends import Backend, FinishReason, InvalidRequest, Sample, SamplingParams, TextPiece
 
 _MOST_HEALED_TOKENS = 4  # a character has at most 4 bytes, so at most so many tokens
 _HEAL_WINDOW_TOKENS = 16
@@ -103,6 +103,16 @@ class Transcript:
         elif not self._ids:
             self._ids += self._backend.bos_ids
         return tuple(self._ids)
+
+    def told_ids(self) -> tuple[int, ...]:
+        """Give all ids to the program.
+
+        Raises:
+            InvalidRequest: the runtime has none that mean anything.
+        """
+        if not self._backend.has_token_ids:
+            raise InvalidRequest("this runtime tells no token ids", parameter="token_ids")
+        return self.token_ids()
 
     def heal(self) -> Healed:
         """Take back the last token of the prompt, for the model to write its text again.

@@ -51,6 +51,10 @@ class DryBackend:
     def eos_ids(self) -> frozenset[int]:
         return self._backend.eos_ids
 
+    @property
+    def has_token_ids(self) -> bool:
+        return self._backend.has_token_ids
+
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         return self._backend.encode(pieces, is_start=is_start)
 

@@ -47,6 +47,7 @@ class RuntimeEngine(Protocol):
 class EngineBackend:
     """Run a program's calls on an engine in this process. Owns the scopes that programs opened."""
 
+    has_token_ids = True
     transient_errors: tuple[type[Exception], ...] = ()  # what fails here fails again: nothing is in between
 
     def __init__(self, engine: RuntimeEngine) -> None:

@@ -64,6 +64,7 @@ class HttpBackend:
         timeout_s, max_retries: see Remote.
     """
 
+    has_token_ids = True
     transient_errors: tuple[type[Exception], ...] = (RemoteUnavailable,)
 
     def __init__(

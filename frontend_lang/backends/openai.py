@@ -10,7 +10,7 @@
 | stop, n, seed, logprobs, penalties, logit_bias, temperature, top_p, max_tokens | the same |
 | select, token ids, control text, text outside of messages | refused |
 
-The "token ids" in records of its calls are private numbers (chat_text.py); its usage counts are the server's.
+What stands for token ids in the records of its calls are private numbers (chat_text.py); usage counts are the server's.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class OpenAIBackend:
         timeout_s, max_retries: see Remote; after 408, 409, 425, 429 and 5xx, as the server's retry-after asks.
     """
 
+    has_token_ids = False
     transient_errors: tuple[type[Exception], ...] = (RemoteUnavailable,)
 
     def __init__(

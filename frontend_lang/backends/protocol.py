@@ -40,6 +40,10 @@ class Backend(Protocol):
         () means that no call is: a program that asks such a runtime for retries is refused.
         """
 
+    @property
+    def has_token_ids(self) -> bool:
+        """Tell whether ids are the model's; else they are the backend's own numbers, and a program may not read them."""
+
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         """Encode pieces as one text; control tokens count in template pieces only.
 

@@ -8,9 +8,9 @@ messages), and the calls in order of their start, each with its request and its 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -91,6 +91,7 @@ class Recording:
         decoded: (ids, text) of every run of ids that was decoded.
         opened: (history, role, prefix, suffix) of every chat message that was begun.
         calls: in order of start.
+        has_token_ids: the ids are the model's (see Backend).
     """
 
     bos_ids: tuple[int, ...]
@@ -99,6 +100,7 @@ class Recording:
     decoded: tuple[tuple[tuple[int, ...], str], ...] = ()
     opened: tuple[Opened, ...] = ()
     calls: tuple[RecordedCall, ...] = ()
+    has_token_ids: bool = True
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
@@ -152,10 +154,10 @@ class _Heard:
     began: float
     continuations: tuple[tuple[int, ...], ...] = ()
     ended: float | None = None
-    chunks: list[OutputChunk] = field(default_factory=list)
-    chunk_s: list[float] = field(default_factory=list)
+    chunks: Sequence[OutputChunk] = ()
+    chunk_s: Sequence[float] = ()
     output: GenerationOutput | None = None
-    scores: list[ScoredContinuation] = field(default_factory=list)
+    scores: Sequence[ScoredContinuation] = ()
     failure: RecordedError | None = None
 
 
@@ -188,6 +190,10 @@ class RecordingBackend:
         return self._backend.transient_errors
 
     @property
+    def has_token_ids(self) -> bool:
+        return self._backend.has_token_ids
+
+    @property
     def recording(self) -> Recording:
         """Give what was recorded so far; calls that still run are left out."""
         encoded = {(is_start, pieces): tuple(ids) for is_start, pieces, ids in self._encoded}
@@ -198,6 +204,7 @@ class RecordingBackend:
             encoded=tuple((is_start, pieces, ids) for (is_start, pieces), ids in encoded.items()),
             decoded=tuple(dict(self._decoded).items()),
             opened=tuple((history, role, *texts) for (history, role), texts in opened.items()),
+            has_token_ids=self.has_token_ids,
             calls=tuple(self._recorded(call) for call in self._calls if call.ended is not None),
         )
 
@@ -223,17 +230,30 @@ class RecordingBackend:
         self._backend.close_scope(scope_id)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
-        with self._hearing(request) as call:
+        call = self._heard(request)
+        call.chunks, call.chunk_s = chunks, chunk_s = [], []
+        try:
             async with aclosing(self._backend.stream(request)) as stream:
                 async for chunk in stream:
-                    call.chunks.append(chunk)
-                    call.chunk_s.append(self._clock() - call.began)
+                    chunks.append(chunk)
+                    chunk_s.append(self._clock() - call.began)
                     yield chunk
+        except BaseException as error:
+            self._fail(call, error)
+            raise
+        finally:
+            call.ended = self._clock()
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        with self._hearing(request) as call:
+        call = self._heard(request)
+        try:
             call.output = await self._backend.generate(request)
             return call.output
+        except BaseException as error:
+            self._fail(call, error)
+            raise
+        finally:
+            call.ended = self._clock()
 
     async def score(
         self,
@@ -243,24 +263,25 @@ class RecordingBackend:
         label: str = "",
         scope_id: int | None = None,
     ) -> list[ScoredContinuation]:
-        asked = tuple(tuple(ids) for ids in continuations)
-        with self._hearing(GenerateRequest(tuple(prefix_ids), label=label), asked) as call:
-            call.scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
-            return call.scores
-
-    @contextmanager
-    def _hearing(
-        self, request: GenerateRequest, continuations: tuple[tuple[int, ...], ...] = ()
-    ) -> Iterator[_Heard]:
-        call = _Heard(call_site.get(), request, self._clock(), continuations)
-        self._calls.append(call)
+        call = self._heard(GenerateRequest(tuple(prefix_ids), label=label))
+        call.continuations = tuple(tuple(ids) for ids in continuations)
         try:
-            yield call
+            scores = await self._backend.score(prefix_ids, continuations, label=label, scope_id=scope_id)
+            call.scores = scores
+            return scores
         except BaseException as error:
-            call.failure = recorded_error(error, self.transient_errors)
+            self._fail(call, error)
             raise
         finally:
             call.ended = self._clock()
+
+    def _heard(self, request: GenerateRequest) -> _Heard:
+        call = _Heard(call_site.get(), request, self._clock())
+        self._calls.append(call)
+        return call
+
+    def _fail(self, call: _Heard, error: BaseException) -> None:
+        call.failure = recorded_error(error, self.transient_errors)
 
     def _recorded(self, call: _Heard) -> RecordedCall:
         assert call.ended is not None

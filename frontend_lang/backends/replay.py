@@ -94,6 +94,10 @@ class ReplayBackend:
         return (TransientFailure,) if is_any else ()
 
     @property
+    def has_token_ids(self) -> bool:
+        return self._recording.has_token_ids
+
+    @property
     def unused(self) -> tuple[RecordedCall, ...]:
         """Give the recorded calls that nobody has asked for yet."""
         return tuple(call for calls in self._waiting.values() for call in calls)

@@ -241,6 +241,24 @@ def test_what_a_chat_server_cannot_do_is_refused_before_anything_is_sent(case):
         assert server.bodies == []
 
 
+def test_token_ids_are_refused():
+    @program
+    def reads(s):
+        s += user("Hi") + assistant(gen("x"))
+        return s.token_ids()
+
+    with serving(chat("ok")) as server:
+        with pytest.raises(InvalidRequest, match="tells no token ids"):
+            reads.with_options(backend=on(server)).run()
+        result = ask.with_options(backend=on(server)).run()
+    with pytest.raises(InvalidRequest, match="tells no token ids"):
+        result.token_ids()
+    again = ask.with_options(backend=result.trace.replay()).run()
+    assert again.text() == result.text()
+    with pytest.raises(InvalidRequest, match="tells no token ids"):
+        again.token_ids()
+
+
 def test_an_open_turn_goes_on_where_the_server_can():
     @program
     def prefilled(s):

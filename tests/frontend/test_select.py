@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend_lang import program, select
+from frontend_lang import gen, program, select
 from frontend_lang.selection import ScoredChoice, covering, distribution, leaves, winner
 from radixrt import Engine, InvalidRequest, SamplingParams
 from tests.support.backends import ScriptedBackend
@@ -118,3 +118,19 @@ def test_choices_of_one_select_compute_their_prefix_once(engine):
     call = judged.with_options(engine=engine).run().calls[0]
     # the prefix once; then each choice computes its own tokens and the few that its page shares with nobody's
     assert call.computed_tokens <= len(call.prompt_ids) + 4 * (5 + 4 + 1)
+
+
+def test_choices_run_in_one_step_behind_a_cached_prefix_and_in_two_behind_a_new_one(engine):
+    @program
+    def judged(s, *, is_warm):
+        s += "a long text that all of them share " * 4
+        if is_warm:
+            s += gen("warm", max_tokens=1)
+        s.sync()
+        before = engine.stats().num_steps
+        s.select("x", ["alpha", "alpha beta", "gamma", "delta"])
+        return engine.stats().num_steps - before
+
+    for is_warm, num_steps in ((False, 2), (True, 1)):
+        engine.clear_cache()
+        assert judged.with_options(engine=engine).run(is_warm=is_warm).value == num_steps

@@ -17,14 +17,17 @@ from frontend_lang import (
     VariableSet,
     assistant,
     gen,
+    predicate,
     program,
     select,
     system,
     user,
 )
+from radixrt import Engine, RequestAborted
 from tests.support.backends import ScriptedBackend
+from tests.support.models import tiny_model
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(30)
 
 
 @program
@@ -170,7 +173,7 @@ def test_a_dropped_stream_and_a_closed_one_cancel_the_program():
     with runner.stream("One?", "Two?") as stream:
         until(lambda: backend.running == 1)
     assert backend.running == 0
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(RequestAborted, match="the stream was closed"):
         stream.result()
 
 
@@ -267,7 +270,7 @@ def test_leaving_astream_early_cancels_and_errors_reach_the_reader():
                 pass
         async with turns.with_options(backend=backend).astream("One?", "Two?") as stream:
             pass
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(RequestAborted, match="the stream was closed"):
             await stream.result()
         return num_calls
 
@@ -296,3 +299,35 @@ def test_a_stream_inside_someone_elses_loop_lets_that_loop_go_on():
     text, ticks = asyncio.run(main())
     assert text == "second"
     assert ticks > 10
+
+
+def test_on_an_engine_every_kind_of_statement_adds_up_and_decodes_to_its_text(tmp_path):
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @program
+    def everything(s):
+        s += system("Short.") + user("Hi")
+        with s.assistant(), s.var_scope("whole"):
+            s += "http:" + gen("healed", heal=True, stop=["e", "\n"]) + " " + gen("number", type=int)
+        s += user("Pick") + assistant(select("pick", ["yes", "no"]))
+        s += assistant(gen("call", tools=[add], max_tokens=80)) + user("And?")
+        s += assistant(gen("answer", tools=[add], max_rounds=1, max_tokens=80))
+        s.decide({"sure": predicate("Sure?")})
+        branches = s.fork(2)
+        branches += user("Go") + assistant(gen("x", n=2))
+        branches.join()
+        s += user("End") + assistant("Done " + gen("end", n=2))
+
+    folder = tiny_model("qwen3", tmp_path / "tiny", max_position_embeddings=2048)
+    with Engine(folder, dtype="float32", checks="step", num_pages=900, page_size=4, threads=1) as engine:
+        runner = everything.with_options(engine=engine, max_tokens=12, temperature=0)
+        events = list(runner.stream())
+        result = events[-1].result
+        assert texts(events) == result.text()
+        whole = runner.run()
+        assert whole.text() == result.text()
+        shown = [engine.tokenizer.decode(whole.token_ids()), whole.text()]
+        assert shown[0] == shown[1].replace("<|im_start|>", "").replace("<|im_end|>", "")
+        paths = {event.branch for event in events if isinstance(event, TextDelta)}
+        assert {"root/0/1", "root/1/0", "root/2", "root/3"} <= paths

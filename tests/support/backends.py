@@ -53,6 +53,7 @@ class ScriptedBackend:
     chunk_characters: int = 1
     open_scopes: set[int] = field(default_factory=set)
     num_scopes: int = 0
+    has_token_ids: bool = True
     transient_errors: tuple[type[Exception], ...] = ()
 
     @property
