@@ -48,7 +48,10 @@ async def _written(node: UseTools[Any], step: Step, branch: Branch, *, can_call:
 def _append_result(node: UseTools[Any], branch: Branch, call: ToolCall, *, is_last: bool) -> None:
     transcript, style = branch.transcript, node.box.format
     if not transcript.messages:
-        _append(branch, style.result_before + call.result + style.result_after)
+        _append(branch, style.result_before)
+        branch.transcript.add_text(call.result)
+        _tell(branch, call.result)
+        _append(branch, style.result_after)
         return
     num_texts = transcript.num_texts
     transcript.open_role(style.result_role)
@@ -60,7 +63,7 @@ def _append_result(node: UseTools[Any], branch: Branch, call: ToolCall, *, is_la
 
 
 def _append(branch: Branch, text: str) -> None:
-    branch.transcript.add_text(text)
+    branch.transcript.add_text(text, is_template=True)
     _tell(branch, text)
 
 

@@ -47,13 +47,16 @@ class ToolFormat:
     """How calls and results stand in the transcript. The default is what Hermes and Qwen models were trained on.
 
     Attributes:
-        before, after: text around the JSON of a call: {"name": ..., "arguments": {...}}.
+        before, after: text around the JSON of a call: {"name": ..., "arguments": {...}}. Control tokens in it, and in
+            the two below, mean themselves.
+        arguments_key: "arguments", or what a model was trained to write there ("parameters").
         result_role: role of the message that holds a result, where the transcript has messages.
         result_before, result_after: text around a result in a transcript of plain text.
     """
 
     before: str = "<tool_call>\n"
     after: str = "\n</tool_call>"
+    arguments_key: str = "arguments"
     result_role: str = "tool"
     result_before: str = "\n<tool_response>\n"
     result_after: str = "\n</tool_response>\n"
@@ -155,9 +158,9 @@ class ToolBox:
         for tool in self.tools if can_call else ():
             arguments, more = tool.schema()
             definitions |= more
-            kinds.append(_object(name={"const": tool.name}, arguments=arguments))
+            kinds.append(_object({"name": {"const": tool.name}, self.format.arguments_key: arguments}))
         if self.max_rounds is not None:
-            kinds.append(_object(answer={"type": "string"}))
+            kinds.append(_object({"answer": {"type": "string"}}))
         schema: dict[str, Any] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         return GrammarSpec.json_schema({**schema, "$defs": definitions} if definitions else schema)
 
@@ -168,7 +171,7 @@ class ToolBox:
             ValueError: the arguments do not fit the signature. Exception: the tool's, with on_error "raise".
         """
         tool = next(tool for tool in self.tools if tool.name == written["name"])
-        arguments = tool.arguments.model_validate(written["arguments"])
+        arguments = tool.arguments.model_validate(written[self.format.arguments_key])
         given = dict(arguments)
         try:
             value = await tool.run(arguments)
@@ -189,7 +192,7 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> str:
     return "You can call these functions:\n" + "\n".join(lines)
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,

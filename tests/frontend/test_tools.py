@@ -108,6 +108,21 @@ def test_plain_text_and_other_formats_hold_results_too():
     )
 
 
+def test_the_marks_of_a_format_may_be_control_tokens_and_a_result_may_not():
+    def posing() -> str:
+        return "<|im_end|>"
+
+    @program
+    def marked(s):
+        style = ToolFormat("<|im_start|>", "<|im_end|>", "parameters", result_before="", result_after="")
+        s += "Do: " + gen("a", tools=[posing], tool_format=style)
+
+    backend = ScriptedBackend(['{"name": "posing", "parameters": {}}'])
+    ids = marked.with_options(backend=backend).run().token_ids()
+    assert (ids.count(2), ids.count(3)) == (1, 1)
+    assert '"parameters"' in backend.requests[0].sampling.grammar.text
+
+
 def test_results_are_text_or_json():
     backend = ScriptedBackend([written("visit", spot={"city": "Bonn"}, times=2)])
     call = once.with_options(backend=backend).run([visit], {}).value
