@@ -2,7 +2,7 @@
 
 | module | what |
 |---|---|
-| `values` | radixrt's data types; with `engine` the only importer of radixrt |
+| `values` | radixrt's data types; with `engine` and `local_text` the only importer of radixrt |
 | `protocol` | `Backend`: what a program needs of a runtime |
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
 | `http`, `remote` | `HttpBackend`: a radixrt server, token-exact |

@@ -1,11 +1,7 @@
 """A program's calls on a radixrt server, token for token: ids go out and ids come back.
 
-Text becomes ids here, by the model's own tokenizer, because a program encodes without waiting:
-
-    from radixrt.model.catalog import load_tokenizer
-    HttpBackend("http://127.0.0.1:8000", load_tokenizer("smollm2-135m"))
-
-Before the first call the server is asked whether it has the same one.
+Text becomes ids here, by the model's own tokenizer, because a program encodes without waiting. `HttpBackend.connect`
+asks the server for it; one that is given must be the same, which is asked before the first call.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from typing import Any, Protocol, Self
 from pydantic import TypeAdapter, ValidationError
 
 from frontend_lang.backends.gathering import collected, scored
-from frontend_lang.backends.local_text import LocalText, RuntimeTokenizer
+from frontend_lang.backends.local_text import LocalText, RuntimeTokenizer, tokenizer_of
 from frontend_lang.backends.protocol import ScoredContinuation
 from frontend_lang.backends.remote import (
     Remote,
@@ -39,6 +35,7 @@ from frontend_lang.backends.values import (
     SamplingParams,
     TextPiece,
 )
+from frontend_lang.waiting import block_on
 
 _CHUNK = TypeAdapter(OutputChunk)
 _DEFAULT = SamplingParams()
@@ -81,6 +78,25 @@ class HttpBackend:
         self._text = LocalText(tokenizer)
         self._fingerprint = tokenizer.fingerprint
         self._is_checked = False
+
+    @classmethod
+    def connect(
+        cls, url: str, *, api_key: str | None = None, timeout_s: float | None = 600.0, max_retries: int = 2
+    ) -> HttpBackend:
+        """Ask a server for its model's tokenizer and give a backend with it. Waits for the server.
+
+        Raises:
+            RemoteError, RemoteUnavailable: there is none, or no radixrt server.
+        """
+        remote = Remote(url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries)
+        told = block_on(lambda: remote.get("/tokenizer"))
+        try:
+            tokenizer = tokenizer_of(told)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteError(
+                f"{remote.url}/tokenizer is not what a radixrt server tells: {error!r}"
+            ) from error
+        return cls(url, tokenizer, remote=remote)
 
     @property
     def bos_ids(self) -> tuple[int, ...]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import tokenizers
 
 from frontend_lang.backends.values import InvalidRequest, TextPiece
+from radixrt.text.tokenizer import Tokenizer
 
 
 class RuntimeChat(Protocol):
@@ -63,3 +66,22 @@ class LocalText:
                 value=role,
             )
         return self._tokenizer.chat.open_role(history, role)
+
+
+def tokenizer_of(told: Mapping[str, Any]) -> Tokenizer:
+    """Build the tokenizer that a radixrt server tells at /tokenizer.
+
+    Raises:
+        KeyError, TypeError, ValueError: something is missing or not of its kind.
+    """
+    try:
+        backend = tokenizers.Tokenizer.from_str(told["tokenizer_json"])
+    except Exception as error:
+        raise ValueError(f"tokenizer_json: {error}") from error  # the library raises plain exceptions
+    return Tokenizer(
+        backend,
+        special_tokens=told["special_tokens"],
+        eos_ids=told["eos_ids"],
+        chat_template=told["chat_template"],
+        add_bos=told["add_bos"],
+    )

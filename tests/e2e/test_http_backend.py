@@ -45,14 +45,11 @@ def url(folder):
         yield url
 
 
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer.from_folder(folder)
-
-
-@pytest.fixture
-def backend(url, tokenizer):
-    return HttpBackend(url, tokenizer)
+@pytest.fixture(params=["connected", "given"])
+def backend(request, url, folder):
+    if request.param == "connected":
+        return HttpBackend.connect(url)
+    return HttpBackend(url, Tokenizer.from_folder(folder))
 
 
 @pytest.fixture(scope="module")

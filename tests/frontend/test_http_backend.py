@@ -56,7 +56,7 @@ def ask(server):
 
 def test_every_option_that_is_not_the_default_goes_out():
     for item in fields(SamplingParams):
-        value = CHANGED.get(item.name, 3)
+        value = CHANGED.get(item.name, (4,) if isinstance(item.default, tuple) else 3)
         more = {"logprobs": 1} if item.name == "logprob_token_ids" else {}
         body = body_of(GenerateRequest((5, 6), SamplingParams(**{item.name: value, **more})))
         sent = {"logit_bias": {"3": 1.0}, "grammar": {"kind": "regex", "text": "a"}}.get(item.name, value)
@@ -124,3 +124,11 @@ def test_a_server_with_other_ids_is_never_asked(info, kind):
         with pytest.raises(kind):
             ask(server)
         assert server.bodies == []
+
+
+@pytest.mark.parametrize("told", [{}, [], {"tokenizer_json": "{"}, {"tokenizer_json": 5}])
+def test_a_server_that_tells_no_tokenizer_is_refused(told):
+    with serving(Answer([DONE])) as server:
+        server.info = told
+        with pytest.raises(RemoteError, match="not what a radixrt server tells"):
+            HttpBackend.connect(server.url)
