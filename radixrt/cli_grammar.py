@@ -95,12 +95,25 @@ def bench_grammar(
     *,
     data: Annotated[Path | None, typer.Option(help="folder of the data sets")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="schemas and groups to look at")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="an arm to run; may be repeated; default: all")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="measure this model's answers instead")] = None,
+    budget_step: Annotated[
+        int, typer.Option(min=1, help="with --model: every so many values of max_tokens")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Measure coverage, soundness and speed of constrained JSON beside other engines; needs no model."""
+    """Measure constrained JSON: coverage, soundness and speed beside other engines, or a model's answers."""
+    if model is not None:
+        from radixrt.bench.grammar_model import measure_model, report_model
+
+        answers = measure_model(model, budget_step=budget_step)
+        typer.echo(json.dumps(answers) if as_json else report_model(answers))
+        return
     from radixrt.bench.grammar import measure, report
 
-    measured = measure(data, limit=limit)
+    measured = measure(data, limit=limit, only=only or ())
     typer.echo(json.dumps(measured) if as_json else report(measured))
 
 

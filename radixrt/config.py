@@ -107,8 +107,11 @@ class SchedConfig:
 
 @dataclass(frozen=True, slots=True)
 class GrammarConfig:
-    """Limits on constraints."""
+    """Constraints and the limits on them."""
 
+    forced_runs: bool = option(
+        True, "append what a constraint forces without sampling it; off: to compare, the answers are the same"
+    )
     grammar_cache_bytes: int = option(64 << 20, "memory for compiled constraints (LRU)", low=0)
     max_grammar_bytes: int = option(1 << 20, "largest constraint text in bytes", low=1, high=1 << 26)
     max_grammar_depth: int = option(64, "deepest nesting of a JSON Schema", low=1, high=1024)

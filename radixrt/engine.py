@@ -116,8 +116,12 @@ class Engine:
         if grammar is not None:
             compiled = self._grammars.get(grammar, owner=request.owner)
             judge = self._judge(compiled) if compiled.report.checked else None
-            room = request.sampling.max_tokens
-            constraint = Constraint.begin(compiled.start(), room=room, judge=judge)
+            constraint = Constraint.begin(
+                compiled.start(),
+                room=request.sampling.max_tokens,
+                judge=judge,
+                forces=self.config.options.grammar.forced_runs,
+            )
         seed = request.sampling.seed
         if seed is None:
             seed = self._seeds.getrandbits(64)

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,20 @@ def find_data(folder: Path | None) -> Path:
 
 
 def measure(
-    folder: Path | None = None, *, limit: int | None = None, tokenizer: Tokenizer | None = None
+    folder: Path | None = None,
+    *,
+    limit: int | None = None,
+    tokenizer: Tokenizer | None = None,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run all arms over the data sets; give plain JSON data with units in the names.
 
     Args:
         limit: schemas and groups of each data set to look at; default: all.
         tokenizer: default: that of the default model, else bytes.
+        only: names of the arms to run; default: all.
+    Raises:
+        InvalidRequest: no data, or no such arm.
     """
     data = find_data(folder)
     name = "given"
@@ -71,14 +79,7 @@ def measure(
         except (ModelLoadError, OSError):
             tokenizer, name = byte_tokenizer(), "bytes"
     vocabulary = GrammarVocabulary(tokenizer)
-    arms: list[Arm] = [
-        RadixrtArm(vocabulary),
-        RadixrtArm(vocabulary, name="with check mode", on_unsupported="check"),
-        LLGuidanceArm(vocabulary),
-        OutlinesArm(vocabulary),
-    ]
-    if has_xgrammar():
-        arms.append(XgrammarArm(vocabulary))
+    arms = _arms(vocabulary, only)
     schemas = [
         json.loads(line)["schema"]
         for path in sorted((data / "jsonschemabench").glob("*.jsonl"))
@@ -99,6 +100,22 @@ def measure(
             for arm in arms
         },
     }  # fmt: skip
+
+
+def _arms(vocabulary: GrammarVocabulary, only: Sequence[str]) -> list[Arm]:
+    makers: dict[str, Callable[[GrammarVocabulary], Arm]] = {
+        "radixrt": RadixrtArm,
+        "radixrt-check": partial(RadixrtArm, name="radixrt-check", on_unsupported="check"),
+        "llguidance": LLGuidanceArm,
+        "outlines-core": OutlinesArm,
+        **({"xgrammar": XgrammarArm} if has_xgrammar() else {}),
+    }
+    for name in only:
+        if name not in makers:
+            raise InvalidRequest(
+                f"there is no arm {name!r}: {', '.join(makers)}", parameter="only", value=name
+            )
+    return [make(vocabulary) for name, make in makers.items() if not only or name in only]
 
 
 def _cpu_s() -> float:

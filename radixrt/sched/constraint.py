@@ -49,15 +49,21 @@ class Constraint:
         banned: number of output tokens -> tokens that led to an answer that is not valid, after the present ones.
     """
 
-    __slots__ = ("_decisions", "banned", "closing", "is_closed", "judge", "matcher", "num_retries")
+    __slots__ = ("_decisions", "_forces", "banned", "closing", "is_closed", "judge", "matcher", "num_retries")
 
     def __init__(
-        self, matcher: GrammarMatcher, closing: list[int] | None, *, judge: Judge | None = None
+        self,
+        matcher: GrammarMatcher,
+        closing: list[int] | None,
+        *,
+        judge: Judge | None = None,
+        forces: bool = True,
     ) -> None:
         self.matcher = matcher
         self.closing = closing
         self.is_closed = False
         self.judge = judge
+        self._forces = forces
         self.num_retries = 0
         self.banned: dict[int, frozenset[int]] = {}
         self._decisions: list[
@@ -65,9 +71,14 @@ class Constraint:
         ] = []  # output tokens, and forced ones among them, at each sample
 
     @classmethod
-    def begin(cls, matcher: GrammarMatcher, *, room: int, judge: Judge | None = None) -> Constraint:
+    def begin(
+        cls, matcher: GrammarMatcher, *, room: int, judge: Judge | None = None, forces: bool = True
+    ) -> Constraint:
         """Find a first way to the end.
 
+        Args:
+            room: max_tokens.
+            forces: append what the grammar forces, instead of sampling it.
         Raises:
             InvalidRequest: no complete text fits into max_tokens (says how many tokens would do).
         """
@@ -80,12 +91,12 @@ class Constraint:
                 parameter="max_tokens",
                 value=room,
             )
-        return cls(matcher, closing, judge=judge)
+        return cls(matcher, closing, judge=judge, forces=forces)
 
     def fork(self) -> Constraint:
         """Give an independent constraint in the same state."""
         closing = None if self.closing is None else list(self.closing)
-        fork = Constraint(self.matcher.fork(), closing, judge=self.judge)
+        fork = Constraint(self.matcher.fork(), closing, judge=self.judge, forces=self._forces)
         fork.is_closed = self.is_closed
         fork.num_retries = self.num_retries
         fork.banned = dict(self.banned)
@@ -160,7 +171,7 @@ class Constraint:
     def forced(self, *, room: int) -> list[int]:
         """Take and give the tokens that the grammar leaves no choice about, as far as they fit."""
         taken: list[int] = []
-        for token_id in self.matcher.forced_tokens():
+        for token_id in self.matcher.forced_tokens() if self._forces else ():
             if room - len(taken) < 1 or not self._accept(token_id, room=room - len(taken)):
                 break
             taken.append(token_id)

@@ -16,11 +16,13 @@ from radixrt.server import (
     routes_health,
     routes_models,
     routes_native,
+    routes_responses,
 )
 from radixrt.server.bodies_chat import ChatBody
 from radixrt.server.bodies_completions import CompletionBody
 from radixrt.server.bodies_decisions import DecisionBody
 from radixrt.server.bodies_native import ExplainBody, GenerateBody, ScopeBody
+from radixrt.server.bodies_responses import ResponsesBody
 from radixrt.server.documents import add_document
 from radixrt.server.errors import add_error_handlers
 from radixrt.server.gate import Gate
@@ -34,6 +36,7 @@ ROUTERS = (
     routes_completions.router,
     routes_native.router,
     routes_decisions.router,
+    routes_responses.router,
 )
 BODIES: tuple[type[Body], ...] = (
     ChatBody,
@@ -45,6 +48,7 @@ BODIES: tuple[type[Body], ...] = (
     ExplainBody,
     ScopeBody,
     DecisionBody,
+    ResponsesBody,
 )
 
 

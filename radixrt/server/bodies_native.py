@@ -46,6 +46,7 @@ class GenerateBody(CallBody):
     max_tokens: int | None = None
     logprobs: int | None = None
     logprob_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
+    shown_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
     prompt_logprobs: int | None = None
     logprob_start: int = 0
     grammar: GrammarBody | None = None

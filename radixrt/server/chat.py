@@ -74,7 +74,8 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
     """
     service.check_model(body.model)
     constraint = constraint_of(body)
-    tools = await service.in_thread(lambda: _tools(service, body))
+    has_tools = body.tools or body.tool_choice is not None
+    tools = await service.in_thread(lambda: _tools(service, body)) if has_tools else None
     if tools is not None:
         if constraint is not None:
             raise InvalidRequest(
@@ -89,14 +90,20 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
         logprobs=_num_logprobs(body),
         grammar=None if constraint is None else constraint.spec,
     )
-    tokenizer, form = service.engine.tokenizer, service.tool_form
+    tokenizer = service.engine.tokenizer
     reader: Callable[[], AnswerReader] = TextReader
     shown: tuple[Tool, ...] = ()
     if tools is not None:
         reader, shown = partial(ToolReader, tools.form), tools.tools
         sampling = replace(sampling, shown_token_ids=tools.form.shown_ids)
         visit.notes.update({"loose_tools": tools.loose_names} if tools.loose_names else {})
-    prompt_ids = await service.in_thread(lambda: chat_prompt(tokenizer, body, form=form, tools=shown))
+    has_calls = bool(shown) or any(item.tool_calls or item.role == "tool" for item in body.messages)
+
+    def encode() -> list[int]:
+        form = service.tool_form if has_calls else None
+        return chat_prompt(tokenizer, body, form=form, tools=shown)
+
+    prompt_ids = await service.in_thread(encode)
     if wanted is None:
         sampling = service.fitted(sampling, len(prompt_ids))
     terms = service.terms(visit, body, has_breakpoint=has_breakpoint(body.messages))
@@ -140,7 +147,7 @@ def _tools(service: Service, body: ChatBody) -> ToolPlan | None:
         for index, item in enumerate(body.tools or ())
     ]
     return plan_tools(
-        service.tool_form,
+        service.tool_form if given else None,
         given,
         body.tool_choice,
         is_parallel=body.parallel_tool_calls is not False,

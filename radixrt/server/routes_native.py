@@ -190,6 +190,8 @@ async def _plan(
     )
     if body.logprob_token_ids:
         sampling = replace(sampling, logprob_token_ids=tuple(body.logprob_token_ids))
+    if body.shown_token_ids:
+        sampling = replace(sampling, shown_token_ids=tuple(body.shown_token_ids))
     tokenizer = service.engine.tokenizer
     prompt_ids = await service.in_thread(
         lambda: prompt_ids_of(tokenizer, body, "prompt, segments or prompt_ids")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -26,7 +27,7 @@ from radixrt.server.retention import Retention, parse_ttl_s
 from radixrt.server.running import Batch
 from radixrt.server.scopes import OpenScopes
 from radixrt.server.security import KeyRing, NamespaceRule, Tenant
-from radixrt.server.tool_forms import form_of
+from radixrt.server.tool_forms import ToolForm, form_of
 from radixrt.server.tool_plan import ArgumentSchemas
 from radixrt.types import GenerateRequest, Namespace, SamplingParams
 
@@ -74,7 +75,6 @@ class Service:
     Attributes:
         model_name: the one name that requests may ask for.
         created_s: when it began, in seconds since 1970.
-        tool_form: how the model writes tool calls; None: in a form that is not known here.
     """
 
     def __init__(self, engine: Engine, config: ServerConfig) -> None:
@@ -88,10 +88,17 @@ class Service:
         self._shelves: dict[str, Shelf] = {}
         self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
         self.created_s = int(time.time())
-        self.tool_form = form_of(engine.tokenizer, config.tool_format)
         self.argument_schemas = ArgumentSchemas(engine.config.options.grammar)
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
+
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """Give how the model writes tool calls; None: in a form that is not known here.
+
+        Found out when first asked for, which runs the model's template: ask in a thread.
+        """
+        return form_of(self.engine.tokenizer, self.config.tool_format)
 
     async def body(self, request: Request, kind: type[BodyType]) -> BodyType:
         """Read a request's body within the limits."""

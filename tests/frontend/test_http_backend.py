@@ -34,6 +34,7 @@ CHANGED = {
     "presence_penalty": 0.5,
     "frequency_penalty": 0.5,
     "logprob_token_ids": (5,),
+    "shown_token_ids": (6,),
 }
 
 

@@ -179,6 +179,7 @@ EXTENSIONS = {
 UNSPOKEN = {
     "prompt_logprobs": {"prompt_logprobs": 0},
     "logprob_token_ids": {"logprobs": 0, "logprob_token_ids": (1,)},
+    "shown_token_ids": {"shown_token_ids": (1,)},
     "ebnf": {"grammar": GrammarSpec.ebnf('root ::= "a"')},
 }
 

@@ -124,6 +124,16 @@ STRUCTURES = {
         (),
         {"free_text": False, "min_tags": 1, "max_tags": 3, "separator": ", "},
     ),
+    "one alone": Structure(
+        ((OPEN, NUMBERED, NUMBERED_PATTERN, CLOSE),),
+        (),
+        {"free_text": False, "min_tags": 1, "max_tags": 1, "separator": ", "},
+    ),
+    "one or nothing": Structure(
+        ((OPEN, NUMBERED, NUMBERED_PATTERN, CLOSE),),
+        (),
+        {"free_text": False, "max_tags": 1, "separator": ", "},
+    ),
     "perhaps nothing": Structure(
         ((OPEN, NUMBERED, NUMBERED_PATTERN, CLOSE),), (OPEN,), {"free_text": False, "separator": "\n"}
     ),
