@@ -347,6 +347,9 @@ class Branches(Sequence[State]):
     def __len__(self) -> int:
         return len(self._states)
 
+    def __repr__(self) -> str:
+        return f"Branches({[branch.path for branch in self._branches]})"
+
     @overload
     def __getitem__(self, index: int) -> State: ...
 
