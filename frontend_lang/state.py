@@ -116,7 +116,7 @@ class State:
         if not self._branch.is_idle:
             interpreter.start(self._branch)  # text alone need not wait, in async programs too
         if not self._branch.is_idle:
-            self._check_can_wait("sync()", "finished()")
+            self._check_can_wait(".sync()", "finished()")
             wait_for(interpreter.settle(self._branch))
         raise_failure(self._branch)
 
