@@ -3,6 +3,8 @@
 from frontend_lang import ProgramResult, State, assistant, gen, program, system, user
 from radixrt import Engine
 
+QUESTION = "What is the capital of France?"
+
 
 @program
 def answer(s: State, question: str) -> None:
@@ -12,7 +14,7 @@ def answer(s: State, question: str) -> None:
 
 
 def main(engine: Engine) -> ProgramResult[None]:
-    result = answer.with_options(engine=engine).run(question="What is the capital of France?")
+    result = answer.with_options(engine=engine).run(question=QUESTION)
     print(result["answer"])
     print(result.table())
     return result

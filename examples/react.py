@@ -21,6 +21,7 @@ def finish(answer: str) -> str:
     return answer
 
 
+QUESTION = "How many million people live in France?"
 TOOLS = (population, add, finish)
 # How a call and its result stand in the transcript: a line each.
 LINES = ToolFormat(before="Action: ", after="", result_before="\nObservation: ", result_after="\n")
@@ -47,7 +48,7 @@ def agent(s: State, question: str, max_steps: int = 4) -> str | None:
 
 
 def main(engine: Engine) -> ProgramResult[str | None]:
-    result = agent.with_options(engine=engine, temperature=0).run("How many million people live in France?")
+    result = agent.with_options(engine=engine, temperature=0).run(QUESTION)
     print(result.text()[result.text().rindex("Question:") :])
     print(result.table())
     return result

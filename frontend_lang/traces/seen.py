@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from frontend_lang.backends import RecordingBackend
+from frontend_lang.backends import InvalidRequest, RecordingBackend
 from frontend_lang.branch import ProgramRun
 from frontend_lang.outcome import Failure, summary
 from frontend_lang.trace import CallRecord
@@ -30,6 +31,10 @@ class Seen:
         starts: dict[str, int] = {}
         traced: list[TracedBranch] = []
         for path, transcript, failure in self.branches:
+            # Text behind the last call is encoded now, so that a replayed run can be asked for its ids too. What cannot
+            # be encoded was never sent, and fails there as it does here.
+            with suppress(InvalidRequest):
+                transcript.token_ids()
             starts[path] = transcript.num_inherited
             parent = path.rpartition("/")[0]
             traced.append(

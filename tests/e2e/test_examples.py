@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend_lang import Ok, ProgramResult
+from frontend_lang import Ok, ProgramResult, Trace
 from radixrt import Engine
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
@@ -270,3 +270,49 @@ def test_the_second_level_of_a_fork_computes_its_own_tokens_only(run_example, en
         )
         own = len(call.prompt_ids) - len(parent.prompt_ids) - len(kept_ids(parent, engine))
         assert call.prompt_tokens - call.cached_tokens <= own + 1
+
+
+# name -> its program, the first arguments it is run with, the options of the run
+RUNS = {
+    "chat": ("converse", "QUESTIONS", {}),
+    "decisions": ("read_letter", "LETTER", {}),
+    "few_shot": ("solve", "QUESTIONS", {"temperature": 0}),
+    "hello": ("answer", "QUESTION", {}),
+    "json_extract": ("extract", "DOCUMENTS", {}),
+    "judge": ("judge", "ESSAY", {}),
+    "react": ("agent", "QUESTION", {"temperature": 0}),
+    "retrieval": ("answer", "QUESTIONS", {}),
+    "self_consistency": ("solve", "QUESTION", {}),
+    "skeleton_of_thought": ("explain", "QUESTION", {}),
+    "tree_of_thought": ("plan", "TASK", {}),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_saved_run_of_an_example_replays_to_the_bit(run_example, name, tmp_path):
+    module, returned, _ = run_example(name)
+    result = results_of(returned)[0]
+    result.trace.save(tmp_path / "run.json")
+    trace = Trace.load(tmp_path / "run.json")
+    assert trace == result.trace
+    program, given, options = RUNS[name]
+    argument = getattr(module, given)
+    if len(results_of(returned)) > 1:
+        argument = argument[0]
+    replay = trace.replay()
+    again = getattr(module, program).with_options(backend=replay, **options).run(argument)
+    assert replay.unused == ()
+    assert (again.value, again.variables) == (result.value, result.variables)
+    assert (again.text(), again.token_ids()) == (result.text(), result.token_ids())
+    for branch in trace.branches:
+        assert again.trace.text(branch.path) == trace.text(branch.path)
+    assert by_place(again.calls) == by_place(result.calls)
+
+
+def by_place(calls):
+    """Give all of the calls but when they ran: their times, and who of several branches was first."""
+    names = [name for name in calls[0].__dataclass_fields__ if name not in ("index", "seconds")]
+    return [
+        [getattr(call, name) for name in names]
+        for call in sorted(calls, key=lambda call: (call.branch, call.index))
+    ]
