@@ -10,6 +10,9 @@ def answer(s, question):
 
 result = answer.run(question="What is a radix tree?")
 print(result["answer"])
+
+A call is the typed handle of its value (`person = gen(schema=Person)`, then `s[person]`); `answer.map` runs many,
+`answer.stream` tells what happens, `answer.with_options` chooses engine, sampling and limits.
 """
 
 from frontend_lang.aliases import (

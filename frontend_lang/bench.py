@@ -139,20 +139,18 @@ def measure(*, num_alive: int, num_rounds: int) -> Report:
 
     def round_ms(runner: Program[..., Any]) -> float:
         started = time.process_time()
-        runner.with_options(backend=FreeBackend()).map(items, max_concurrency=100, progress=False)
+        runner.with_options(backend=FreeBackend()).map(items, max_concurrency=100)
         return (time.process_time() - started) * 1000 / len(items)
 
     forked_ms = [round_ms(forked) for _ in range(num_rounds)]
     plain_ms = [round_ms(plain) for _ in range(num_rounds)]
     backend = Watching(delay_s=1.0)
     started = time.perf_counter()
-    outcomes = plain.with_options(backend=backend).map(
-        [("question",)] * num_alive, max_concurrency=num_alive, progress=False
-    )
+    outcomes = plain.with_options(backend=backend).map([("question",)] * num_alive, max_concurrency=num_alive)
     alive_s = time.perf_counter() - started
     for outcome in outcomes:
         outcome.unwrap()
-    forked.with_options(backend=Watching()).map(items, max_concurrency=100, progress=False)
+    forked.with_options(backend=Watching()).map(items, max_concurrency=100)
     return Report(
         statistics.median(forked_ms),
         min(forked_ms),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -162,7 +161,7 @@ class Program(Generic[P, R]):
         *,
         max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         fail_fast: bool = False,
-        progress: bool | None = None,
+        progress: bool = False,
     ) -> list[Outcome[ProgramResult[R]]]:
         """Run the program once per item, several at a time, and give Ok(result) or Err(error) in order.
 
@@ -172,7 +171,7 @@ class Program(Generic[P, R]):
                 the first run, and none is changed.
             max_concurrency: most runs at a time, at least 1.
             fail_fast: cancel the rest and raise the first error.
-            progress: show a progress bar on stderr; None = only on a terminal.
+            progress: show a progress bar on stderr.
         Raises:
             TypeError: the arguments of an item do not fit the function.
         """
@@ -187,8 +186,8 @@ class Program(Generic[P, R]):
         max_concurrency: int | None = None,
         num_threads: int | Literal["auto"] = "auto",
         fail_fast: bool = False,
-        progress: bool | None = None,
-        progress_bar: bool | None = None,
+        progress: bool = False,
+        progress_bar: bool = False,
         **options: Any,
     ) -> list[Outcome[ProgramResult[R]]]:
         """Do `map` under the names that programs written for SGLang use.
@@ -207,7 +206,7 @@ class Program(Generic[P, R]):
             items,
             max_concurrency=DEFAULT_MAX_CONCURRENCY if limit == "auto" else limit,
             fail_fast=fail_fast,
-            progress=progress_bar if progress is None else progress,
+            progress=progress or progress_bar,
         )
 
     async def amap(
@@ -216,7 +215,7 @@ class Program(Generic[P, R]):
         *,
         max_concurrency: int = DEFAULT_MAX_CONCURRENCY,
         fail_fast: bool = False,
-        progress: bool | None = None,
+        progress: bool = False,
     ) -> list[Outcome[ProgramResult[R]]]:
         """Do `map` on the caller's event loop."""
         if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
@@ -236,8 +235,7 @@ class Program(Generic[P, R]):
                 if bar is not None:
                     bar.update()
 
-        is_shown = sys.stderr.isatty() if progress is None else progress
-        with _ProgressBar(total=len(calls), desc=self.name) if is_shown else nullcontext() as bar:
+        with _ProgressBar(total=len(calls), desc=self.name) if progress else nullcontext() as bar:
             await all_or_first_error([work(bar) for _ in range(min(max_concurrency, len(calls)))])
         return [outcomes[index] for index in range(len(calls))]
 

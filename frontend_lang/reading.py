@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from frontend_lang.backends import ProgramError
 from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
 from frontend_lang.builders import nearest
+from frontend_lang.nodes import Call
 from frontend_lang.outcome import Failure
 
 _PASSED = (__name__.partition(".")[0], "contextlib")  # `with state.copy()` comes through it
@@ -22,7 +23,7 @@ def variable_of(branch: Branch, name: Key) -> Variable:
             f'program "{branch.run.program}" has set no {shown(name)} (read at {location}).{hint}',
             program=branch.run.program,
             location=location,
-            call=name if isinstance(name, str) else name.name,
+            call=name.name if isinstance(name, Call) else name,
             prompt=branch.transcript.text,
         )
     return variable
@@ -32,12 +33,15 @@ def opened(run: ProgramRun, variable: Variable, name: Key) -> Reply:
     settled = variable.result()
     if isinstance(settled, Failure):
         run.tell(settled)
-        raise settled.error(reading=name if isinstance(name, str) else name.name)
+        raise settled.error(reading=name.name if isinstance(name, Call) else name)
     return settled
 
 
-def shown(name: Key) -> str:
-    return f'"{name}"' if isinstance(name, str) else name.label
+def shown(name: object) -> str:
+    """Give a variable's name, or its call, as a person would write it. Pure."""
+    if isinstance(name, Call):
+        return name.label
+    return f'"{name}"' if isinstance(name, str) else repr(name)
 
 
 def raise_failure(branch: Branch) -> None:

@@ -12,6 +12,7 @@ from frontend_lang.branch import Key, Reply
 from frontend_lang.builders import nearest
 from frontend_lang.nodes import Call
 from frontend_lang.outcome import Failure
+from frontend_lang.reading import shown
 from frontend_lang.trace import CallRecord, table, total_usage
 from frontend_lang.traces import Seen, Trace
 from frontend_lang.transcript import Transcript
@@ -87,10 +88,9 @@ class ProgramResult(Generic[R_co]):
     def _reply(self, name: Key) -> Reply:
         settled = self._variables.get(name)
         if settled is None:
-            shown = name.label if isinstance(name, Call) else f'"{name}"'
             hint = "" if isinstance(name, Call) else nearest(str(name), self.variables)
             raise ProgramError(
-                f'program "{self.program}" has set no {shown}.{hint}',
+                f'program "{self.program}" has set no {shown(name)}.{hint}',
                 program=self.program,
                 call=name.name if isinstance(name, Call) else name,
             )

@@ -116,7 +116,7 @@ class State:
         if not self._branch.is_idle:
             interpreter.start(self._branch)  # text alone need not wait, in async programs too
         if not self._branch.is_idle:
-            self._check_can_wait("sync()", "finished()")
+            self._check_can_wait(".sync()", "finished()")
             wait_for(interpreter.settle(self._branch))
         raise_failure(self._branch)
 
@@ -346,6 +346,9 @@ class Branches(Sequence[State]):
 
     def __len__(self) -> int:
         return len(self._states)
+
+    def __repr__(self) -> str:
+        return f"Branches({[branch.path for branch in self._branches]})"
 
     @overload
     def __getitem__(self, index: int) -> State: ...

@@ -70,7 +70,7 @@ def _trace(trace: Trace) -> Iterator[str]:
     yield f'<p><span class="num-calls">{len(trace.calls)}</span> calls '
     yield '<button data-open="yes" hidden>open all</button> <button data-open="no" hidden>close all</button></p>'
     if trace.error is not None:
-        yield f'<pre class="error">{_safe(trace.error)}</pre>'
+        yield f'<pre class="error">\n{_safe(trace.error)}</pre>'
     yield '<table class="totals">'
     for name, count in _counts(trace.usage):
         yield f'<tr><th>{name} tokens</th><td data-count="{name}">{count}</td></tr>'
@@ -84,7 +84,7 @@ def _branch(trace: Trace, branch: TracedBranch) -> Iterator[str]:
     for item in items(trace, branch):
         yield from _item(trace, item)
     if branch.error is not None:
-        yield f'<pre class="error">{_safe(branch.error)}</pre>'
+        yield f'<pre class="error">\n{_safe(branch.error)}</pre>'
     yield "</section>"
 
 
@@ -96,7 +96,7 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
             yield from _call(trace, call)
             text = call.text if segment is None else segment.text
             if call.kind != "decide":  # which writes nothing
-                yield f'<pre class="written">{_safe(text)}</pre>'
+                yield f'<pre class="written">\n{_safe(text)}</pre>'
         case Forked(branches=branches):
             yield f'<details class="fork" open><summary><b>fork({len(branches)})</b></summary>'
             for branch in branches:
@@ -127,7 +127,7 @@ def _call(trace: Trace, call: CallRecord) -> Iterator[str]:
     yield '</table><details class="prompt"><summary>exact prompt, '
     yield f"{len(call.prompt_ids)} tokens</summary>"
     for text in trace.sent(call.index):
-        yield f"<pre>{_safe(text)}</pre>"
+        yield f"<pre>\n{_safe(text)}</pre>"
     yield "</details></details>"
 
 

@@ -139,6 +139,12 @@ def test_a_name_never_set_is_told_with_the_nearest():
     assert caught.value.location is not None
     assert Path(caught.value.location.rpartition(":")[0]).name == Path(__file__).name
 
+    @program
+    def numbered(s):
+        return s[5]
+
+    with pytest.raises(ProgramError, match="has set no 5"):
+        numbered.with_options(backend=ScriptedBackend()).run()
     result = chat.with_options(backend=ScriptedBackend()).run("q")
     assert "answer" in result
     assert "other" not in result

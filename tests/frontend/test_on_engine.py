@@ -3,10 +3,21 @@
 import itertools
 import math
 import threading
+import time
 
 import pytest
 
-from frontend_lang import EngineBackend, ProgramError, assistant, gen, program, select, system, user
+from frontend_lang import (
+    EngineBackend,
+    ProgramError,
+    TextDelta,
+    assistant,
+    gen,
+    program,
+    select,
+    system,
+    user,
+)
 from radixrt import Engine, EngineStopped, SamplingParams
 from tests.support.models import tiny_model
 from tests.support.places import place
@@ -281,3 +292,21 @@ def test_no_token_is_computed_twice_because_of_tokenizing_it_again(engine):
     for earlier, later in itertools.pairwise(calls):
         written = (*earlier.prompt_ids, *earlier.token_ids)
         assert later.prompt_ids[: len(written)] == written
+
+
+def test_leaving_a_stream_early_ends_its_calls_in_the_engine(engine):
+    @program
+    def endless(s):
+        s += "x" + gen("x", max_tokens=400, ignore_eos=True)
+        branches = s.fork(3)
+        branches += gen("y", max_tokens=400, ignore_eos=True)
+
+    before = engine.stats().output_tokens
+    for event in endless.with_options(engine=engine, temperature=0).stream():
+        if isinstance(event, TextDelta) and event.is_generated:
+            break
+    deadline = time.monotonic() + 10
+    while (stats := engine.stats()).num_running or stats.num_waiting or stats.cache.num_scopes:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.01)
+    assert stats.output_tokens - before < 4 * 400

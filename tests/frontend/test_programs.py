@@ -1,6 +1,7 @@
 """Programs as objects: running, binding, mapping, nesting, async."""
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -108,13 +109,15 @@ def test_user_code_runs_exactly_once_per_item():
     assert sorted(seen) == ["a", "b", "c"]
 
 
-def test_a_progress_bar_is_shown_when_asked_for_and_leaves_no_thread(capsys):
+def test_a_progress_bar_is_shown_when_asked_for_and_leaves_no_thread(capsys, monkeypatch):
     before = threading.active_count()
     answering("A").map([("a",)] * 3, progress=True)
     assert "echo: 100%" in capsys.readouterr().err
     assert threading.active_count() == before
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     answering("A").map([("a",)] * 3)
-    assert capsys.readouterr().err == ""
+    answering("A").run("a")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_program_called_with_a_state_is_part_of_the_caller():
