@@ -239,4 +239,6 @@ class OpenAIBackend:
     def _refused(self, name: str, value: object) -> InvalidRequest:
         known = name in EXTENSIONS or name in STRUCTURED
         hint = "; give extensions=True if this server takes it" if known else ""
+        if name == "logprob_token_ids":
+            hint = ", and decide needs it"
         return InvalidRequest(f"{name} is not part of the chat protocol{hint}", parameter=name, value=value)

@@ -16,7 +16,9 @@ from frontend_lang import (
     ReplayBackend,
     assistant,
     control,
+    decide,
     gen,
+    predicate,
     program,
     select,
     system,
@@ -229,6 +231,7 @@ REFUSED = {
     "no message": (assistant(gen("x")), "a message before"),
     "control": (control("<|im_end|>") + user("Hi") + assistant(gen("x")), "control text"),
     "select": (user("Hi") + assistant(select("x", ["a", "b"])), "how likely"),
+    "decide": (user("Hi") + decide("x", {"a": predicate("Is it?")}), "decide needs it"),
 }
 
 
