@@ -110,7 +110,7 @@ def test_wrong_arguments_are_refused():
         plan(PagedBatch(batch.q, batch.kv_layer, batch.page_table, (21,), (20,)))
     with pytest.raises(ValueError, match="sliding_window must be at least 1, got 0"):
         plan(batch, sliding_window=0)
-    with pytest.raises(ValueError, match="kv_layer must be torch.float16, got torch.float32"):
+    with pytest.raises(ValueError, match=r"kv_layer must be torch\.float16, got torch.float32"):
         extend(
             batch.q.half(),
             batch.kv_layer,

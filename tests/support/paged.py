@@ -71,9 +71,7 @@ class PagedBatch:
         order = torch.cat([torch.zeros(1, dtype=order.dtype), order]).to(self.kv_layer.device)
         moved = torch.empty_like(self.kv_layer)
         moved[order] = self.kv_layer
-        return PagedBatch(
-            self.q, moved, order[self.page_table.long()].int(), self.num_new, self.contexts
-        )
+        return PagedBatch(self.q, moved, order[self.page_table.long()].int(), self.num_new, self.contexts)
 
 
 def make_batch(
@@ -95,7 +93,9 @@ def make_batch(
     generator = torch.Generator().manual_seed(seed)
     num_new, contexts = zip(*counts, strict=True)
     tables: list[list[int]] = [[] for _ in counts]
-    ids = iter((1 + torch.randperm(4 + sum(-(-c // page_size) for c in contexts), generator=generator)).tolist())
+    ids = iter(
+        (1 + torch.randperm(4 + sum(-(-c // page_size) for c in contexts), generator=generator)).tolist()
+    )
     num_pages = 5 + sum(-(-c // page_size) for c in contexts)
     for sequences, count in tree:
         shared = [next(ids) for _ in range(count)]

@@ -36,9 +36,7 @@ def check_tensor(
         is_contiguous: all dimensions but the first, whose stride kernels are told, must be dense.
     """
     got = tuple(tensor.shape)
-    if len(got) != len(shape) or any(
-        want not in (None, size) for want, size in zip(shape, got, strict=True)
-    ):
+    if len(got) != len(shape) or any(want not in (None, size) for want, size in zip(shape, got, strict=True)):
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must have shape [{expected}], got {list(got)}")
     if tensor.dtype not in dtypes:

@@ -1,39 +1,24 @@
-"""Compile the kernels for sm_90 without a GPU and report what the machine code needs.
-
-    python -m radixrt_kernels.gpu.compile [--all] [--json]
-
-Exit status 1 when a kernel breaks a rule of `faults`. TRITON_INTERPRET must not be set.
-"""
+"""Compile a kernel for sm_90 without a GPU and report what the machine code needs; which ones: production.py."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from radixrt_kernels.gpu import configs
 from radixrt_kernels.gpu.checks import is_interpreted
-from radixrt_kernels.gpu.extend import extend_kernel
-from radixrt_kernels.gpu.tree_decode import MERGE_PARTS, merge_parts_kernel, tree_decode_kernel
 
 SM_90 = GPUTarget("cuda", 90, 32)
 MAX_REGISTERS = 255
 MAX_SHARED_BYTES = 227 * 1024
-MIN_WGMMA_ROWS = 64
-TYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-FLAGS = {"HAS_WINDOW": False, "HAS_CAP": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +30,8 @@ class Variant:
         constants: its constexpr arguments.
         reads_kv: it must load keys and values 128 bits at a time.
         needs_wgmma: it must use Hopper's matrix instruction.
+        moves_128_bits: it must load and store 128 bits at a time.
+        has_fp_fusion: products and sums may be fused.
     """
 
     name: str
@@ -56,20 +43,26 @@ class Variant:
     aligned: tuple[str, ...] = ("stride_page",)
     reads_kv: bool = False
     needs_wgmma: bool = False
+    moves_128_bits: bool = False
+    has_fp_fusion: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a compiled kernel needs, per thread or per program; counts are of machine instructions."""
+    """What a compiled kernel needs, per thread or per program; counts are of machine instructions.
+
+    num_spills: loads and stores of local memory. The stack is no measure: an exact division has a frame.
+    """
 
     name: str
     num_registers: int
-    num_spill_bytes: int
+    num_spills: int
     num_shared_bytes: int
     num_wgmma: int
     num_async_128: int
     num_async_narrow: int
     num_loads_128: int
+    num_stores_128: int
     faults: list[str] = field(default_factory=list)
 
 
@@ -88,10 +81,14 @@ def compile_variant(variant: Variant) -> Report:
     attributes = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in variant.aligned and name in variant.signature
+        if signature[name].startswith("*") or (name in variant.aligned and name in variant.signature)
     }
     source = ASTSource(variant.kernel, signature, constants, attributes)
-    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    options = {
+        "num_warps": variant.num_warps,
+        "num_stages": variant.num_stages,
+        "enable_fp_fusion": variant.has_fp_fusion,
+    }
     compiled = triton.compile(source, target=SM_90, options=options)
     return _read(variant, compiled.asm["cubin"], compiled.metadata.shared)
 
@@ -105,19 +102,20 @@ def _read(variant: Variant, cubin: bytes, num_shared_bytes: int) -> Report:
             subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
             for option in ("--dump-resource-usage", "--dump-sass")
         )
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    found = re.search(r"\bREG:(\d+)", usage)
     if found is None:
         raise RuntimeError(f"cuobjdump told no resource usage: {usage[-200:]}")
     async_copies = re.findall(r"\bLDGSTS[.\w]*", code)
     report = Report(
         name=variant.name,
         num_registers=int(found[1]),
-        num_spill_bytes=int(found[2]) + int(found[3]),
+        num_spills=len(re.findall(r"\b(?:STL|LDL)\b", code)),
         num_shared_bytes=num_shared_bytes,
         num_wgmma=len(re.findall(r"\bHGMMA", code)),
         num_async_128=sum(".128" in copy for copy in async_copies),
         num_async_narrow=sum(".128" not in copy for copy in async_copies),
         num_loads_128=len(re.findall(r"\bLDG\.E[.\w]*128", code)),
+        num_stores_128=len(re.findall(r"\bSTG\.E[.\w]*128", code)),
     )
     report.faults.extend(faults(variant, report))
     return report
@@ -125,8 +123,8 @@ def _read(variant: Variant, cubin: bytes, num_shared_bytes: int) -> Report:
 
 def faults(variant: Variant, report: Report) -> Iterator[str]:
     """Give the rules that a compiled kernel breaks."""
-    if report.num_spill_bytes:
-        yield f"{report.num_spill_bytes} bytes spilled"
+    if report.num_spills:
+        yield f"{report.num_spills} spills"
     if report.num_registers > MAX_REGISTERS:
         yield f"{report.num_registers} registers"
     if report.num_shared_bytes > MAX_SHARED_BYTES:
@@ -135,73 +133,8 @@ def faults(variant: Variant, report: Report) -> Iterator[str]:
         yield "no wgmma"
     if variant.reads_kv and not report.num_async_128 + report.num_loads_128:
         yield "no 128-bit loads of keys and values"
+    if variant.moves_128_bits and not (report.num_loads_128 and report.num_stores_128):
+        yield "no 128-bit loads and stores"
     # narrow asynchronous copies may fetch page ids, never keys and values
     if variant.reads_kv and report.num_async_narrow > report.num_async_128:
         yield f"{report.num_async_narrow} narrow copies beside {report.num_async_128} of 128 bits"
-
-
-def decode_variant(
-    dtype: torch.dtype, head_dim: int, num_group_heads: int, page_size: int, **flags: bool
-) -> Variant:
-    """Give tree_decode for one production configuration, 8 kv heads."""
-    config = configs.decode_config(dtype, head_dim, num_group_heads, page_size)
-    name, kind = TYPE_NAMES[dtype], "".join(f" {flag.lower()}" for flag in flags)
-    return Variant(
-        f"tree_decode {name} D{head_dim} R{num_group_heads} page {page_size}{kind}",
-        tree_decode_kernel,
-        {
-            **dict.fromkeys(("q", "kv", "out"), f"*{name}"),
-            **dict.fromkeys(("partial", "partial_lse"), "*fp32"),
-            **dict.fromkeys(("page_table", "items", "members"), "*i32"),
-            "stride_page": "i32",
-            **dict.fromkeys(("scale", "soft_cap"), "fp32"),
-        },
-        {
-            "H": 8 * num_group_heads,
-            "G": 8,
-            "D": head_dim,
-            "PAGE": page_size,
-            "NARROW": config.narrow_rows,
-            "WIDE": config.wide_rows,
-            "TOKENS": config.block_tokens,
-            "UPCAST": False,
-            **FLAGS,
-            **flags,
-        },
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        reads_kv=True,
-    )
-
-
-def extend_variant(
-    dtype: torch.dtype, head_dim: int, num_group_heads: int, page_size: int, **flags: bool
-) -> Variant:
-    """Give extend for one production configuration, 8 kv heads."""
-    config = configs.extend_config(dtype, head_dim, num_group_heads, page_size)
-    name, kind = TYPE_NAMES[dtype], "".join(f" {flag.lower()}" for flag in flags)
-    return Variant(
-        f"extend {name} D{head_dim} R{num_group_heads} page {page_size}{kind}",
-        extend_kernel,
-        {
-            **dict.fromkeys(("q", "kv", "out"), f"*{name}"),
-            **dict.fromkeys(("page_table", "tiles"), "*i32"),
-            **dict.fromkeys(("stride_page", "window"), "i32"),
-            **dict.fromkeys(("scale", "soft_cap"), "fp32"),
-        },
-        {
-            "H": 8 * num_group_heads,
-            "G": 8,
-            "D": head_dim,
-            "PAGE": page_size,
-            "ROWS": config.block_rows,
-            "TOKENS": config.block_tokens,
-            "UPCAST": False,
-            **FLAGS,
-            **flags,
-        },
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        reads_kv=True,
-        needs_wgmma=dtype != torch.float32 and config.block_rows >= MIN_WGMMA_ROWS,
-    )

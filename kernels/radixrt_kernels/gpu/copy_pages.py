@@ -12,6 +12,7 @@ import triton.language as tl
 from radixrt_kernels.gpu.checks import check_device
 
 BLOCK_WORDS = 4096
+NUM_WARPS = 8
 WORD_BYTES = 4
 VECTOR_BYTES = 16
 
@@ -62,7 +63,7 @@ def copy_pages(source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple
         on_device,
         num_words,
         BLOCK=BLOCK_WORDS,
-        num_warps=8,
+        num_warps=NUM_WARPS,
     )
 
 

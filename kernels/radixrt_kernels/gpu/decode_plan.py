@@ -23,7 +23,9 @@ from radixrt_kernels.gpu.configs import DecodeConfig
 
 Ints = npt.NDArray[np.int32]
 ITEM_FIELDS = 5  # where in the flat page table, tokens, first position, first member, members
-MEMBER_FIELDS = 3  # row of q, slot of the partial result or -1 (the only one: straight to the output), first visible
+MEMBER_FIELDS = (
+    3  # row of q, slot of the partial result or -1 (the only one: straight to the output), first visible
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ class DecodePlan:
         """Copy the arrays to a device in one transfer."""
         parts = (self.items, self.members, self.part_start)
         flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device)
-        items, members, part_start = flat.split([part.size for part in parts])
+        sizes = [part.size for part in parts]
+        items, members, part_start = torch.split(flat, sizes)
         return DeviceDecodePlan(
             items.view(-1, ITEM_FIELDS),
             members.view(-1, MEMBER_FIELDS),
@@ -229,7 +232,8 @@ def _cut(
     wanted = max(config.num_programs // num_kv_heads, 1)
     at_most = max(-(-int((num_tokens * num_blocks).sum()) // wanted), config.min_chunk_tokens, unit)
     num_chunks = -(-num_tokens // at_most)
-    per_chunk = -(-(-(-num_tokens // num_chunks)) // unit) * unit
+    even = -(-num_tokens // num_chunks)
+    per_chunk = -(-even // unit) * unit
     num_chunks = -(-num_tokens // per_chunk)
     # items: segment after segment, block after block, chunk after chunk
     num_items = num_blocks * num_chunks

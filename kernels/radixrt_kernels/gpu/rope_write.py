@@ -55,6 +55,11 @@ def rope_write_kernel(
     tl.store(written + D // 2, turned_high, mask=is_written)
 
 
+def rope_warps(head_dim: int) -> int:
+    """Give the warps of a program: 8 elements of each half, 128 bits, per thread. Pure."""
+    return max(BLOCK_HEADS * head_dim // 512, 1)
+
+
 def rope_write(
     qkv: torch.Tensor,
     kv_layer: torch.Tensor,
@@ -95,6 +100,6 @@ def rope_write(
             qkv, q, kv_layer, slots, positions, rotation, q if qk_norm is None else qk_norm,
             qkv.stride(0), kv_layer.stride(0), epsilon,
             H=num_heads, G=num_kv_heads, D=head_dim, PAGE=page_size,
-            HEADS=BLOCK_HEADS, HAS_NORM=qk_norm is not None, num_warps=4,
+            HEADS=BLOCK_HEADS, HAS_NORM=qk_norm is not None, num_warps=rope_warps(head_dim),
         )  # fmt: skip
     return q

@@ -20,11 +20,13 @@ import triton.language as tl
 
 from radixrt_kernels.gpu.checks import FLOAT_DTYPES, check_tensor
 from radixrt_kernels.gpu.tiles import LOG2_E
-from radixrt_kernels.reference_sampling import WORD_BITS, SampleInputs, Sampled
+from radixrt_kernels.reference_sampling import WORD_BITS, Sampled, SampleInputs
 
 CHUNK = 128
 BLOCK_CHUNKS = 32
 DRAW_BLOCK = 4096
+ADJUST_WARPS = 8
+DRAW_WARPS = 16
 MAX_COLUMNS = 1 << 20
 INFINITY_BITS: tl.constexpr = tl.constexpr(0x7F800000)
 NO_TOKEN: tl.constexpr = tl.constexpr(0x7FFFFFFF)
@@ -307,19 +309,18 @@ def check_inputs(inputs: SampleInputs, num_rows: int, num_token_ids: int, device
     """Raise ValueError unless the parameters fit the logits."""
     num_words = -(-num_token_ids // WORD_BITS)
     int32, float32 = (torch.int32,), (torch.float32,)
-    for name, shape, dtypes in (
-        ("numbers", (num_rows, 6), (torch.float64,)),
-        ("top_k", (num_rows,), int32),
-        ("keys", (num_rows, 3), (torch.int64,)),
-        ("mask", (None, num_words), int32),
-        ("mask_rows", (num_rows,), int32),
-        ("bias", (None, num_token_ids), float32),
-        ("bias_rows", (num_rows,), int32),
-        ("output_counts", (None, num_token_ids), int32),
-        ("prompt_bits", (None, num_words), int32),
-        ("penalty_rows", (num_rows,), int32),
+    for name, tensor, shape, dtypes in (
+        ("numbers", inputs.numbers, (num_rows, 6), (torch.float64,)),
+        ("top_k", inputs.top_k, (num_rows,), int32),
+        ("keys", inputs.keys, (num_rows, 3), (torch.int64,)),
+        ("mask", inputs.mask, (None, num_words), int32),
+        ("mask_rows", inputs.mask_rows, (num_rows,), int32),
+        ("bias", inputs.bias, (None, num_token_ids), float32),
+        ("bias_rows", inputs.bias_rows, (num_rows,), int32),
+        ("output_counts", inputs.output_counts, (None, num_token_ids), int32),
+        ("prompt_bits", inputs.prompt_bits, (None, num_words), int32),
+        ("penalty_rows", inputs.penalty_rows, (num_rows,), int32),
     ):
-        tensor: torch.Tensor = getattr(inputs, name)
         check_tensor(f"inputs.{name}", tensor, shape=shape, dtypes=dtypes, device=device)
 
 
@@ -344,29 +345,28 @@ def sample(
     device = logits.device
     check_inputs(inputs, num_rows, num_token_ids, device)
     num_chunks = triton.cdiv(num_columns, CHUNK)
-    floats = {"dtype": torch.float32, "device": device}
-    adjusted, values = (torch.empty(num_rows, num_token_ids, **floats) for _ in range(2))
-    ids = torch.empty(num_rows, num_token_ids, dtype=torch.int32, device=device)
-    tops, raw_tops, raw_sums = (torch.empty(num_rows, num_chunks, **floats) for _ in range(3))
-    bests = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=device)
-    sums = torch.empty(num_rows, num_chunks, dtype=torch.float64, device=device)
-    drawn = Sampled(
-        torch.empty(num_rows, dtype=torch.int64, device=device),
-        torch.empty(num_rows, **floats),
-        torch.empty(num_rows, **floats),
-    )
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    adjusted, values = (empty(num_rows, num_token_ids) for _ in range(2))
+    ids = empty(num_rows, num_token_ids, dtype=torch.int32)
+    tops, raw_tops, raw_sums = (empty(num_rows, num_chunks) for _ in range(3))
+    bests = empty(num_rows, num_chunks, dtype=torch.int32)
+    sums = empty(num_rows, num_chunks, dtype=torch.float64)
+    drawn = Sampled(empty(num_rows, dtype=torch.int64), empty(num_rows), empty(num_rows))
     if not num_rows:
         return drawn
     adjust_kernel[(num_rows, triton.cdiv(num_chunks, BLOCK_CHUNKS))](
         logits, adjusted, tops, bests, sums, raw_tops, raw_sums, inputs.numbers, inputs.mask,
         inputs.mask_rows, inputs.bias, inputs.bias_rows, inputs.output_counts, inputs.prompt_bits,
         inputs.penalty_rows, logits.stride(0), num_columns, num_token_ids, num_chunks,
-        CHUNK=CHUNK, CHUNKS=BLOCK_CHUNKS, num_warps=8, enable_fp_fusion=False,
+        CHUNK=CHUNK, CHUNKS=BLOCK_CHUNKS, num_warps=ADJUST_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     draw_kernel[(num_rows,)](
         logits, adjusted, tops, bests, sums, raw_tops, raw_sums, values, ids,
         inputs.numbers, inputs.top_k, inputs.keys, drawn.token_ids, drawn.logprobs, drawn.best,
         logits.stride(0), num_token_ids, num_chunks,
-        CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=block, num_warps=16, enable_fp_fusion=False,
+        CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=block, num_warps=DRAW_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return drawn

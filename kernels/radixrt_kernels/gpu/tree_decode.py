@@ -20,6 +20,7 @@ from radixrt_kernels.gpu.decode_plan import ITEM_FIELDS, MEMBER_FIELDS, DeviceDe
 from radixrt_kernels.gpu.tiles import score_tile, softmax_update, token_offsets
 
 MERGE_PARTS = 16
+MERGE_WARPS = 2
 
 
 @triton.jit
@@ -188,6 +189,6 @@ def tree_decode(
     if plan.num_slots:
         merge_parts_kernel[(num_rows, num_heads)](
             partial, partial_lse, out, plan.part_start,
-            H=num_heads, D=head_dim, PARTS=MERGE_PARTS, num_warps=2,
+            H=num_heads, D=head_dim, PARTS=MERGE_PARTS, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return out
