@@ -57,7 +57,7 @@ def tree_batch(**options):
     """Give six sequences: all share 5 pages, then 0-2 share 3 more, then 3-4 share 1."""
     contexts = (8 * 16 + 1, 8 * 16 + 17, 9 * 16, 6 * 16 + 5, 6 * 16 + 16, 5 * 16 + 2)
     tree = [(range(6), 5), ((0, 1, 2), 3), ((3, 4), 1)]
-    return make_batch(decodes(*contexts), tree=tree, **options)
+    return make_batch(decodes(*contexts), tree=tree, **{"num_kv_heads": 1, **options})
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16, 32])
@@ -81,7 +81,7 @@ def test_production_tiles(dtype):
 
 
 def test_shared_prefix_equals_plain_decode():
-    batch = tree_batch()
+    batch = tree_batch(num_kv_heads=2)
     merged, plain = plan(batch), plan(batch, config=NEVER_MERGE)
     assert merged.items[:, 1].sum() == (5 + 3 + 1) * 16 + 1 + 17 + 16 + 5 + 16 + 2
     assert plain.items[:, 1].sum() == sum(batch.contexts)

@@ -62,13 +62,18 @@ _EXTEND = {
 }
 
 
-def _check(dtype: torch.dtype, head_dim: int, num_group_heads: int) -> tuple[torch.dtype, int]:
+def check_shape(head_dim: int, num_group_heads: int) -> None:
+    """Raise ValueError when there is no kernel for this head dimension or group."""
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"head dimension must be one of {HEAD_DIMS}, got {head_dim}")
     if not 1 <= num_group_heads <= MAX_GROUP_HEADS:
         raise ValueError(
             f"query heads per kv head must be from 1 to {MAX_GROUP_HEADS}, got {num_group_heads}"
         )
+
+
+def _key(dtype: torch.dtype, head_dim: int, num_group_heads: int) -> tuple[torch.dtype, int]:
+    check_shape(head_dim, num_group_heads)
     # float16 tiles are as large as bfloat16 ones.
     return (torch.bfloat16 if dtype == torch.float16 else dtype), head_dim
 
@@ -79,7 +84,7 @@ def decode_config(dtype: torch.dtype, head_dim: int, num_group_heads: int, page_
     Raises:
         ValueError: no kernel for this head dimension or group.
     """
-    return _DECODE[_check(dtype, head_dim, num_group_heads)]
+    return _DECODE[_key(dtype, head_dim, num_group_heads)]
 
 
 def extend_config(dtype: torch.dtype, head_dim: int, num_group_heads: int, page_size: int) -> ExtendConfig:
@@ -88,4 +93,4 @@ def extend_config(dtype: torch.dtype, head_dim: int, num_group_heads: int, page_
     Raises:
         ValueError: no kernel for this head dimension or group.
     """
-    return _EXTEND[_check(dtype, head_dim, num_group_heads)]
+    return _EXTEND[_key(dtype, head_dim, num_group_heads)]

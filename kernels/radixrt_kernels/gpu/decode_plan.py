@@ -13,6 +13,7 @@ A run of pages is merged (read once for all its sequences) when that saves more 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from radixrt_kernels.gpu.checks import check_page_size, check_window
 from radixrt_kernels.gpu.configs import DecodeConfig
 
 Ints = npt.NDArray[np.int32]
+AnyInts = npt.NDArray[np.integer[Any]]
 ITEM_FIELDS = 5  # where in the flat page table, tokens, first position, first member, members
 MEMBER_FIELDS = (
     3  # row of q, slot of the partial result or -1 (the only one: straight to the output), first visible
@@ -106,23 +108,25 @@ class Segment:
 
 def plan_decode(
     page_table: Ints,
-    context_lens: Ints,
+    context_lens: AnyInts,
     *,
     page_size: int,
     num_group_heads: int,
     num_kv_heads: int,
     config: DecodeConfig,
-    rows: Ints | None = None,
+    sequences: AnyInts | None = None,
+    rows: AnyInts | None = None,
     num_rows: int | None = None,
     sliding_window: int | None = None,
 ) -> DecodePlan:
-    """Cut B sequences with one new token each into work items. Pure.
+    """Cut sequences with one new token each into work items. Pure.
 
     Args:
         page_table: [B, P] int32, pages of each sequence in order.
         context_lens: [B], tokens of each sequence, the new one included; at least 1, at most P * page_size.
-        rows: [B], which row of q each sequence's token is; None = row b.
-        num_rows: T; None = B.
+        sequences: [C], the rows of page_table to cut; None = all.
+        rows: [C], which row of q each of these sequences' token is; None = one after the other.
+        num_rows: T; None = C.
         sliding_window: a token sees this many positions, itself included; None = all.
     Raises:
         ValueError: counts do not fit together.
@@ -139,9 +143,11 @@ def plan_decode(
             f"context_lens must be from 1 to {num_columns * page_size}, "
             f"got {contexts.min()} to {contexts.max()}"
         )
-    row_of = np.arange(num_sequences) if rows is None else np.asarray(rows, np.int64)
+    chosen = np.arange(num_sequences) if sequences is None else np.asarray(sequences, np.int64)
+    row_of = np.zeros(num_sequences, np.int64)
+    row_of[chosen] = np.arange(len(chosen)) if rows is None else np.asarray(rows, np.int64)
     first_visible = np.maximum(contexts - (sliding_window or contexts.max(initial=1)), 0)
-    segments = find_segments(page_table, contexts, page_size, config.min_shared_tokens)
+    segments = find_segments(page_table, contexts, chosen, page_size, config.min_shared_tokens)
     if sliding_window is not None:
         segments = _cut_to_window(segments, first_visible, page_size)
     items, members = _cut(
@@ -150,19 +156,22 @@ def plan_decode(
     sequence = members[:, 0].copy()
     members[:, 0] = row_of[sequence]
     members[:, 2] = first_visible[sequence]
-    part_start = _assign_slots(members, num_sequences if num_rows is None else num_rows)
+    part_start = _assign_slots(members, len(chosen) if num_rows is None else num_rows)
     return DecodePlan(items, members, part_start, int(part_start[-1]), sliding_window is not None)
 
 
 def find_segments(
-    page_table: Ints, contexts: npt.NDArray[np.int64], page_size: int, min_shared_tokens: int
+    page_table: Ints,
+    contexts: npt.NDArray[np.int64],
+    sequences: npt.NDArray[np.int64],
+    page_size: int,
+    min_shared_tokens: int,
 ) -> list[Segment]:
-    """Give the tree of page runs, each with the sequences that read it; every context is covered once. Pure."""
-    num_sequences = len(contexts)
+    """Give the tree of page runs, each with those of `sequences` that read it; covers every context once. Pure."""
+    num_sequences = len(sequences)
     if not num_sequences:
         return []
-    keys = [row.tobytes() for row in np.ascontiguousarray(page_table)]
-    order = sorted(range(num_sequences), key=keys.__getitem__)
+    order = sorted(sequences.tolist(), key=lambda b: page_table[b].tobytes())
     # Rows that begin alike are neighbours now. alike[i]: how many whole pages sorted rows i - 1 and i share.
     table, full_pages = page_table[order], contexts[order] // page_size
     differs = table[1:] != table[:-1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +22,7 @@ from radixrt_kernels.gpu.checks import (
     needs_upcast,
 )
 from radixrt_kernels.gpu.configs import ExtendConfig, extend_config
+from radixrt_kernels.gpu.decode_plan import AnyInts
 from radixrt_kernels.gpu.tiles import score_tile, softmax_update, token_offsets
 
 TILE_FIELDS = 5  # where in the flat page table, first row of q, new tokens, context, first row of the tile
@@ -136,10 +136,10 @@ class ExtendPlan:
 
 def plan_extend(
     *,
-    q_start: npt.NDArray[np.int32],
-    num_new: npt.NDArray[np.int32],
-    contexts: npt.NDArray[np.int32],
-    sequences: npt.NDArray[np.int32],
+    q_start: AnyInts,
+    num_new: AnyInts,
+    contexts: AnyInts,
+    sequences: AnyInts,
     num_columns: int,
     num_group_heads: int,
     config: ExtendConfig,
