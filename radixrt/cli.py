@@ -218,6 +218,20 @@ def bench_engine(
     print(json.dumps(measured) if as_json else report(measured))
 
 
+@bench_app.command("serve")
+@with_engine_options
+def bench_serve(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    options: dict[str, Any],
+) -> None:
+    """Compare requests over HTTP with the same ones in this process."""
+    from radixrt.bench.serve import measure, report
+
+    measured = measure(options)
+    print(json.dumps(measured) if as_json else report(measured))
+
+
 app.command("serve")(serve)
 bench_app.command("cache")(bench_cache)
 bench_app.command("workloads")(bench_workloads)

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch. Defines what is correct; layouts and letters: kernels/README.md.
+"""Paged attention and the kernels around it in plain torch. Defines what is correct; layouts: kernels/README.md.
 
 Sequences with the same number of new tokens and about as many pages form a group; a group is one gather and one
 scaled_dot_product_attention. Source of the idea of paged keys and values: PagedAttention, arXiv:2309.06180.
@@ -6,6 +6,7 @@ scaled_dot_product_attention. Source of the idea of paged keys and values: Paged
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -285,3 +286,76 @@ def _attend_soft_capped(
     scores = torch.matmul(queries, k.transpose(-1, -2)).float() * scale
     scores = (soft_cap * torch.tanh(scores / soft_cap)).masked_fill(~is_allowed, -torch.inf)
     return torch.matmul(scores.softmax(-1).to(v.dtype), v)
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    kv_layer: torch.Tensor,
+    *,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    rotation: torch.Tensor,
+    qk_norm: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+) -> torch.Tensor:
+    """Norm and turn queries and keys, write keys and values into their slots; float32 inside, rounded once.
+
+    Args:
+        qkv: [T, H + 2 G, D], heads of queries, then keys, then values.
+        kv_layer: [num_pages, 2, page_size, G, D], dtype of qkv.
+        slots: [T] int64, distinct; slots below page_size are the padding page.
+        positions: [T] int64, rows of rotation.
+        rotation: [any, D] float32, per position D/2 cosines, then D/2 sines; dimensions i and i + D/2 turn by
+            angle i.
+        qk_norm: [H + G, D] weights of an RMSNorm per head before the rotation; None = no norm.
+        epsilon: added to the mean square.
+    Returns: queries [T, H, D], dtype of qkv.
+    Changes: kv_layer at `slots`, nothing else.
+    """
+    num_kv_heads = kv_layer.shape[3]
+    num_rotated = qkv.shape[1] - num_kv_heads
+    qk = qkv[:, :num_rotated].float()
+    if qk_norm is not None:
+        qk = F.rms_norm(qk, qk.shape[-1:], None, epsilon) * qk_norm.float()
+    cosine, sine = rotation[positions][:, None].chunk(2, -1)
+    low, high = qk.chunk(2, -1)
+    turned = torch.cat((low * cosine - high * sine, high * cosine + low * sine), -1).to(qkv.dtype)
+    num_heads = num_rotated - num_kv_heads
+    write_kv(turned[:, num_heads:], qkv[:, num_rotated:], kv_layer, slots)
+    return turned[:, :num_heads].contiguous()
+
+
+def add_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, *, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """Add x to the residual stream and give its RMSNorm times weight.
+
+    Args:
+        x: [T, E].
+        residual: [T, E], dtype of x; None = norm x itself.
+        weight: [E], dtype of x.
+    Returns: [T, E], dtype of x. The norm is of the rounded sum, taken in float32.
+    Changes: residual becomes residual + x.
+    """
+    if residual is not None:
+        x = residual.copy_((residual.float() + x.float()).to(x.dtype))
+    return (F.rms_norm(x.float(), x.shape[-1:], None, epsilon) * weight.float()).to(x.dtype)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Give silu(gates) * ups for [T, 2 I], gates first; [T, I], float32 inside, rounded once. Pure."""
+    gates, ups = gate_up.float().chunk(2, -1)
+    return (F.silu(gates) * ups).to(gate_up.dtype)
+
+
+def copy_pages(source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole pages of all layers.
+
+    Args:
+        source, target: [num_pages, ...] of equal page shape and dtype; may be the same store.
+        pairs: (source page, target page); target pages distinct and, within one store, no source.
+    Changes: target at the target pages.
+    """
+    if pairs:
+        at = torch.tensor(pairs, device=source.device)
+        target[at[:, 1]] = source[at[:, 0]]

@@ -14,7 +14,8 @@ _NUM_TRIES = 5
 _VARIED_TRIES = (1, 4)  # in these, a token and all that begin like it get worse with every choice of it
 _WEAR = 6.0  # by so much
 _MAX_ALIKE = 96  # choices of one class in a row after which a try is given up: it goes round in circles
-_MAX_STEPS = 4096  # of all tries together
+_MAX_CHOICES = 4096  # tokens that are not forced, of all tries together: each takes a mask
+_MAX_QUICK_CHOICES = 160
 _ZERO, _DIGITS = 3.0, 6.0
 _ORDINARY = 50.0  # tokens that close nothing; the longer come first, so that least lengths are reached soon
 _LAST = 100.0  # escapes and pieces of characters
@@ -166,24 +167,31 @@ class Closer:
     hints: tuple[tuple[int, ...], ...] = ()
     shortcuts: Shortcuts = Shortcuts()
 
-    def run(self, cursor: llguidance.LLMatcher, max_tokens: int) -> list[int] | None:
+    def run(
+        self, cursor: llguidance.LLMatcher, max_tokens: int, *, is_quick: bool = False
+    ) -> list[int] | None:
         """Search greedily for a run of at most `max_tokens` tokens to an accepting state.
 
         Each step takes the forced tokens, else a hint that lets the string end, else the allowed token that
         closes most. JSON closes in the first try but for patterns and recursions that go round in circles: of the
         other tries some tire of tokens that begin alike, and some take digits and ordinary tokens at random (from
         fixed seeds).
-        Cost: at most four masks per token, and no more than _MAX_STEPS; the hints once per string.
+        Cost: a mask for each token that is not forced, no more than _MAX_CHOICES of them (quick:
+        _MAX_QUICK_CHOICES); the hints once per string.
         """
-        num_steps = _MAX_STEPS
+        num_left = _MAX_QUICK_CHOICES if is_quick else _MAX_CHOICES
         for attempt in range(_NUM_TRIES):
             generator = np.random.default_rng(attempt) if attempt > 1 else None
-            limit = min(max_tokens, num_steps // 2)  # the later tries must have something left
-            is_varied = attempt in _VARIED_TRIES
-            found, is_closed = self._attempt(cursor.deep_copy(), limit, generator, is_varied=is_varied)
-            if is_closed:
+            found, num_choices = self._attempt(
+                cursor.deep_copy(),
+                max_tokens,
+                generator,
+                max_choices=num_left // 2,  # the later tries must have something left
+                is_varied=attempt in _VARIED_TRIES,
+            )
+            if found is not None:
                 return found
-            num_steps -= len(found)
+            num_left -= num_choices
         return None
 
     def _attempt(
@@ -192,23 +200,28 @@ class Closer:
         limit: int,
         generator: np.random.Generator | None,
         *,
+        max_choices: int,
         is_varied: bool,
-    ) -> tuple[list[int], bool]:
-        """Give the tokens taken, at most `limit`, and whether they end the text."""
+    ) -> tuple[list[int] | None, int]:
+        """Give at most `limit` tokens that end the text, None if it did not end; and how many were chosen."""
         run: list[int] = []
+        num_choices = 0
         has_tried_hints, uses = False, Counter[tuple[int, ...]]()
         last_class, num_alike = -1, 0
         wear = np.zeros(len(self.ranks.classes)) if is_varied else None
         while not cursor.is_accepting():
             if cursor.is_stopped() or len(run) >= limit or num_alike > _MAX_ALIKE:
-                return run, False
+                return None, num_choices
             tokens = list(cursor.compute_ff_tokens())
             if not tokens:
+                if num_choices >= max_choices:
+                    return None, num_choices
+                num_choices += 1
                 tokens = self.shortcuts.find(cursor, uses)
             if not tokens:
                 allowed = self._allowed(cursor)
                 if not allowed.size:
-                    return run, False
+                    return None, num_choices
                 is_stuck = self.ranks.letter_id in allowed and self.ranks.quote_id not in allowed
                 if is_stuck and not has_tried_hints:
                     tokens = self._hint(cursor)
@@ -221,9 +234,9 @@ class Closer:
                 num_alike = num_alike + 1 if chosen_class == last_class else 1
                 last_class = chosen_class
             if len(run) + len(tokens) > limit or cursor.try_consume_tokens(tokens) != len(tokens):
-                return run, False
+                return None, num_choices
             run += tokens
-        return run, True
+        return run, num_choices
 
     def _allowed(self, cursor: llguidance.LLMatcher) -> NDArray[np.int64]:
         mask = np.frombuffer(cursor.compute_bitmask(), dtype=np.uint8)

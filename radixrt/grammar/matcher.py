@@ -118,11 +118,12 @@ class GrammarMatcher(Protocol):
         """Tell why the next token may or may not be this one. The matcher does not advance."""
         ...
 
-    def closing_run(self, max_tokens: int) -> list[int] | None:
+    def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
         """Give at most `max_tokens` tokens after which the text satisfies the constraint.
 
         [] if it does already; None if no such run was found. The matcher does not advance. With an automaton the
         run is a shortest one; with llguidance it is found greedily, so that a longer budget may find one.
+        A quick search gives up after a tenth of the work, some 50 ms: while others wait.
         To end every answer within its budget: while r tokens are left, keep the invariant that a run of at most
         r tokens is known; a sampled token after which there is none of r - 1 gives way to that run.
         """

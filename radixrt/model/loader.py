@@ -10,7 +10,7 @@ import torch
 
 from radixrt.config import home_folder
 from radixrt.errors import ModelLoadError
-from radixrt.model.attention import TorchAttention
+from radixrt.model.attention import AttentionBackend, TorchAttention, TritonAttention
 from radixrt.model.decoder import Decoder
 from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
@@ -31,8 +31,8 @@ def load_model(
     """Load a folder that `catalog.resolve` gave: config.json and safetensors files.
 
     Args:
-        kernels: native = the C++ step, for CPUs; torch = the reference, anywhere; auto = native on a CPU, and torch
-            with one warning where the C++ step cannot be had.
+        kernels: native = the C++ step, for CPUs; torch = the reference, anywhere; auto = native on a CPU, Triton's
+            attention on a CUDA device, and torch with one warning where these cannot be had.
         num_threads: threads of the native decoder; default: as many as torch uses now.
         build_folder: where compiled kernels are kept; default: `build` in radixrt's home folder.
 
@@ -44,8 +44,10 @@ def load_model(
         raise ModelLoadError(f"native kernels are for CPUs, the device is {device}")
     spec = ModelSpec.load(folder)
     weights = read_weights(folder, spec, device=device, dtype=dtype)
-    if kernels == "torch" or device.type != "cpu":
+    if kernels == "torch":
         return Decoder(spec, weights, TorchAttention())
+    if device.type != "cpu":
+        return Decoder(spec, weights, _device_attention(spec, device, dtype))
     try:
         return NativeDecoder.build(
             spec,
@@ -58,3 +60,13 @@ def load_model(
             raise
         LOGGER.warning("%s; the slower torch decoder is used instead", error)
         return Decoder(spec, weights, TorchAttention())
+
+
+def _device_attention(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    if device.type != "cuda":
+        return TorchAttention()
+    try:
+        return TritonAttention(spec, dtype=dtype)
+    except (ImportError, ValueError) as error:
+        LOGGER.warning("%s; the slower torch attention is used instead", error)
+        return TorchAttention()

@@ -147,7 +147,7 @@ class Constraint:
         self._decisions = [item for item in self._decisions if item[0] < num_kept]
         self.banned = {at: ids for at, ids in self.banned.items() if at <= num_kept}
         if completion is None:
-            completion = self.matcher.closing_run(max_tokens - num_kept)
+            completion = self.matcher.closing_run(max_tokens - num_kept, is_quick=True)
         self.closing = completion
         if self.num_retries == MAX_RETRIES:
             return Rewind(num_kept, num_forced, tuple(self._close()))
@@ -163,7 +163,7 @@ class Constraint:
             num_kept, _ = self._decisions[index]
             cursor = self.matcher.fork()
             cursor.rollback(len(output_ids) - num_kept)
-            completion = cursor.closing_run(max_tokens - num_kept)
+            completion = cursor.closing_run(max_tokens - num_kept, is_quick=True)
             if completion is not None and self.judge([*output_ids[:num_kept], *completion]):
                 return self._decisions[index], completion
         return None
@@ -200,7 +200,7 @@ class Constraint:
         for run in (known, known[1:]):
             if len(run) <= room and self._closes(run):
                 return run
-        return self.matcher.closing_run(room)
+        return self.matcher.closing_run(room, is_quick=True)
 
     def _closes(self, run: list[int]) -> bool:
         num_taken = 0

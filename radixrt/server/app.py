@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -14,6 +15,7 @@ from radixrt.server import (
     routes_completions,
     routes_decisions,
     routes_health,
+    routes_metrics,
     routes_models,
     routes_native,
     routes_responses,
@@ -28,9 +30,11 @@ from radixrt.server.errors import add_error_handlers
 from radixrt.server.gate import Gate
 from radixrt.server.reading import Body
 from radixrt.server.service import Service
+from radixrt.server.tracing import TELEMETRY, annotate
 
 ROUTERS = (
     routes_health.router,
+    routes_metrics.router,
     routes_models.router,
     routes_chat.router,
     routes_completions.router,
@@ -75,6 +79,7 @@ def create_app(engine: Engine | AsyncEngine, config: ServerConfig | None = None)
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        telemetry=TELEMETRY,
     )
     app.state.service = service
     for router in ROUTERS:
@@ -82,6 +87,10 @@ def create_app(engine: Engine | AsyncEngine, config: ServerConfig | None = None)
     add_error_handlers(app)
     add_document(app, BODIES)
     app.add_middleware(
-        Gate, keys=service.keys, load=service.load, max_header_bytes=service.config.max_header_bytes
+        Gate,
+        keys=service.keys,
+        load=service.load,
+        max_header_bytes=service.config.max_header_bytes,
+        watchers=(service.count, partial(annotate, service.model_name)),
     )
     return app

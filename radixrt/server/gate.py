@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,9 @@ class Visit:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
+Begin = Callable[[Scope, Visit], Callable[[], None]]
+
+
 class Load:
     """Count the requests in progress. Owned by the event loop's thread.
 
@@ -55,8 +59,23 @@ class Gate:
     Default deny: a path that is not public needs a key, whether it has a route or not.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing, load: Load, max_header_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        load: Load,
+        max_header_bytes: int,
+        watchers: Sequence[Begin] = (),
+    ) -> None:
+        """Take over an app.
+
+        Args:
+            watchers: called with each request; what they give is called once, the last one first: before the
+                answer's last part is sent, or when there is no more to come.
+        """
         self._app = app
+        self._watchers = watchers
         self._keys = keys
         self._load = load
         self._max_header_bytes = max_header_bytes
@@ -71,12 +90,19 @@ class Gate:
             return
         visit = Visit(f"req_{secrets.token_hex(12)}")
         scope.setdefault("state", {})["visit"] = visit
+        ends = [begin(scope, visit) for begin in self._watchers]
+
+        def finish() -> None:
+            while ends:
+                ends.pop()()
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
                 visit.status = message["status"]
                 name = (b"x-request-id", visit.request_id.encode())
                 message = {**message, "headers": [*message["headers"], name]}
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                finish()
             await send(message)
 
         try:
@@ -95,6 +121,7 @@ class Gate:
                 raise  # the response has begun: breaking the connection is all that is left to do
             await failure.response()(scope, receive, answered)
         finally:
+            finish()
             _log(scope, visit)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, visit: Visit) -> None:

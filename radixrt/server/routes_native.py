@@ -159,6 +159,7 @@ async def _answer(service: Service, visit: Visit, body: GenerateBody) -> Respons
             "prompt_logprobs": _logprobs(output.prompt_logprobs),
             "usage": asdict(output.usage),
             "seconds": output.seconds,
+            "first_token_s": output.first_token_s,
         }
         if found:
             answer["radixrt"] = details_json(output.usage, found)

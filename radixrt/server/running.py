@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -18,6 +18,16 @@ from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
 T = TypeVar("T")
 Submit = Callable[[GenerateRequest, Deliver], Ticket]
 Item = tuple[int, OutputChunk | BaseException]
+
+
+class Watch(Protocol):
+    """Looks on as a batch's requests run and end."""
+
+    def chunk(self, index: int, chunk: OutputChunk) -> object:
+        """Take in one chunk of a request; its last one has the usage."""
+
+    def failed(self, error: BaseException | None) -> None:
+        """Take in one request's failure; None: it was given up."""
 
 
 class _Inbox:
@@ -59,15 +69,31 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
     Invariant: every request that is not done has a ticket here.
     """
 
-    def __init__(self, requests: Sequence[GenerateRequest], inbox: _Inbox, tickets: Sequence[Ticket]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[GenerateRequest],
+        inbox: _Inbox,
+        tickets: Sequence[Ticket],
+        watch: Watch | None = None,
+    ) -> None:
         self.requests = requests
         self._inbox = inbox
         self._open = dict(enumerate(tickets))
+        self._watch = watch
 
     @classmethod
-    async def start(cls, submit: Submit, requests: Sequence[GenerateRequest], *, executor: Executor) -> Self:
+    async def start(
+        cls,
+        submit: Submit,
+        requests: Sequence[GenerateRequest],
+        *,
+        executor: Executor,
+        watch: Callable[[], Watch] | None = None,
+    ) -> Self:
         """Submit requests, all or none. Constraints may take long to compile, so those go through a thread.
 
+        Args:
+            watch: called once the requests are taken; gives who looks on.
         Raises: what the engine's `submit` raises.
         """
         inbox = _Inbox()
@@ -75,7 +101,7 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
             tickets = await _in_thread(executor, lambda: _submit_all(submit, requests, inbox))
         else:
             tickets = _submit_all(submit, requests, inbox)
-        return cls(requests, inbox, tickets)
+        return cls(requests, inbox, tickets, None if watch is None else watch())
 
     async def __anext__(self) -> tuple[int, OutputChunk]:
         inbox = self._inbox
@@ -87,16 +113,22 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
                 await inbox.arrival.wait()
         index, item = inbox.items.popleft()
         if isinstance(item, BaseException):
-            self._open.pop(index, None)
+            if self._open.pop(index, None) is not None and self._watch is not None:
+                self._watch.failed(item)
             self.close()
             raise item
         if item.usage is not None:
             self._open.pop(index, None)
+        if self._watch is not None:
+            self._watch.chunk(index, item)
         return index, item
 
     def close(self) -> None:
         """Abort the requests that are not done."""
         _abort(list(self._open.values()))
+        if self._watch is not None:
+            for _ in self._open:
+                self._watch.failed(None)
         self._open.clear()
         self._inbox.items.clear()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from fastapi import Request
+from starlette.types import Scope
 
 from radixrt.config import ServerConfig
 from radixrt.engine import Engine
@@ -29,7 +30,9 @@ from radixrt.server.scopes import OpenScopes
 from radixrt.server.security import KeyRing, NamespaceRule, Tenant
 from radixrt.server.tool_forms import ToolForm, form_of
 from radixrt.server.tool_plan import ArgumentSchemas
-from radixrt.types import GenerateRequest, Namespace, SamplingParams
+from radixrt.server.tracing import note_first_token, route_of
+from radixrt.server.watching import Metrics, RequestWatch
+from radixrt.types import GenerateRequest, Namespace, OutputChunk, SamplingParams
 
 T = TypeVar("T")
 NUM_TEXT_THREADS = 4
@@ -88,9 +91,15 @@ class Service:
         self._shelves: dict[str, Shelf] = {}
         self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
         self.created_s = int(time.time())
+        self.metrics = Metrics(self.model_name, engine.stats)
         self.argument_schemas = ArgumentSchemas(engine.config.options.grammar)
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
+
+    def count(self, scope: Scope, visit: Visit) -> Callable[[], None]:
+        """Count an HTTP request; give what counts its end."""
+        self.metrics.http_begins()
+        return lambda: self.metrics.http_ends(route_of(scope), visit.status)
 
     @cached_property
     def tool_form(self) -> ToolForm | None:
@@ -116,7 +125,12 @@ class Service:
     ) -> Batch:
         """Submit requests; an error about the constraint names the place where the client wrote it."""
         try:
-            return await Batch.start(self.engine.submit, requests, executor=self._grammar_threads)
+            return await Batch.start(
+                self.engine.submit,
+                requests,
+                executor=self._grammar_threads,
+                watch=lambda: _Watch(self.metrics.watch(requests)),
+            )
         except RequestError as error:
             if constraint is None:
                 raise
@@ -198,6 +212,20 @@ class Service:
             shelf.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)
         self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Counts a batch's chunks, and tells its span of the first one."""
+
+    counts: RequestWatch
+
+    def chunk(self, index: int, chunk: OutputChunk) -> None:
+        if self.counts.chunk(index, chunk):
+            note_first_token()
+
+    def failed(self, error: BaseException | None) -> None:
+        self.counts.failed(error)
 
 
 def service_of(request: Request) -> Service:

@@ -156,7 +156,7 @@ def test_ebnf_is_complete_at_every_budget(engine, text):
 
 
 def test_without_a_known_end_the_answer_may_be_cut_off_but_comes(engine, monkeypatch):
-    monkeypatch.setattr("radixrt.grammar.closing.Closer.run", lambda *_: None)
+    monkeypatch.setattr("radixrt.grammar.closing.Closer.run", lambda *_, **__: None)
     grammar = GrammarSpec.json_schema({"type": "string", "minLength": 30})
     output = engine.generate("x", SamplingParams(max_tokens=5, temperature=1.0, seed=1, grammar=grammar))
     assert output.finish_reason is FinishReason.LENGTH

@@ -19,6 +19,7 @@ from radixrt.grammar.vocabulary import MAX_FORCED_BYTES, GrammarVocabulary, pack
 ENGINE = "byte automaton"
 MAX_CACHED_MASK_BYTES = 16 << 20  # per constraint
 MAX_SEARCH_EDGES = 20_000_000  # token edges that one search for an end may look at: about a second
+MAX_QUICK_EDGES = 1_000_000
 _SEARCH_CHUNK = 64  # states whose tokens are looked up together
 
 
@@ -90,7 +91,7 @@ class DFAGrammar:
             state = int(targets[0])
         return bytes(data), bool(self.dfa.accepting[state]) and not self.dfa.out_edges(state)[0].size
 
-    def closing_run(self, state: int, max_tokens: int) -> list[int] | None:
+    def closing_run(self, state: int, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
         """Give a shortest run of tokens to an accepting state, by breadth-first search."""
         if self.dfa.accepting[state]:
             return []
@@ -107,7 +108,7 @@ class DFAGrammar:
                     if target != state and target not in came_from:
                         came_from[target] = int(origins[index]), int(tokens[index])
                         reached.append(target)
-                if num_edges > MAX_SEARCH_EDGES:
+                if num_edges > (MAX_QUICK_EDGES if is_quick else MAX_SEARCH_EDGES):
                     return None
             if ends := [target for target in reached if self.dfa.accepting[target]]:
                 return _way_back(came_from, ends[0], state)
@@ -219,5 +220,5 @@ class DFAMatcher:
     def explain_mask(self, token_id: int) -> MaskExplanation:
         return explain(self, self._grammar.vocabulary, token_id)
 
-    def closing_run(self, max_tokens: int) -> list[int] | None:
-        return self._grammar.closing_run(self._position.state, max_tokens)
+    def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
+        return self._grammar.closing_run(self._position.state, max_tokens, is_quick=is_quick)

@@ -21,6 +21,7 @@ ENGINE = "llguidance"
 # Words in the engine's complaints about its limits.
 _LIMIT_WORDS = ("max is", "fuel", "too large", "too complex", "limit")
 NO_CONTROL: Mapping[str, int] = MappingProxyType({})
+USER_STEP_ITEMS = 20_000  # of a user's grammar, in one mask
 _BYTES_PER_CHARACTER = 64  # of grammar text: the engine does not tell what it holds
 
 
@@ -61,8 +62,10 @@ class LLGrammar:
         self._shortcuts = shortcuts
         self.control_ids = control_ids
         self._num_bytes = _BYTES_PER_CHARACTER * len(grammar)
-        self._byte_cursor = partial(_matcher, byte_tokenizer(), grammar) if follows_bytes else None
-        self._pristine = _matcher(vocabulary.llguidance_tokenizer, grammar)
+        self._byte_cursor = (
+            partial(_matcher, byte_tokenizer(), grammar, is_of_user=True) if follows_bytes else None
+        )
+        self._pristine = _matcher(vocabulary.llguidance_tokenizer, grammar, is_of_user=follows_bytes)
         self._raise_if_refused(self._pristine)
         matcher = self._pristine.deep_copy()
         mask = matcher.compute_bitmask()
@@ -129,13 +132,21 @@ class LLGrammar:
         )
 
 
-def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
-    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+def _matcher(
+    tokenizer: llguidance.LLTokenizer, grammar: str, *, is_of_user: bool = False
+) -> llguidance.LLMatcher:
+    """Make the engine's cursor, with limits on what one mask may cost.
 
-
-def _limits() -> llguidance.LLParserLimits:
-    """Give the engine's limits: its own, but for objects of thousands of optional properties."""
-    return llguidance.LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
+    Objects of thousands of optional properties need many items; a user's ambiguous grammar would take a second for
+    one mask with as many.
+    """
+    if is_of_user:
+        limits = llguidance.LLParserLimits(step_max_items=USER_STEP_ITEMS, verbose_errors=False)
+    else:
+        limits = llguidance.LLParserLimits(
+            max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False
+        )
+    return llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
 class LLMatcher:
@@ -247,5 +258,5 @@ class LLMatcher:
     def explain_mask(self, token_id: int) -> MaskExplanation:
         return explain(self, self._grammar.vocabulary, token_id)
 
-    def closing_run(self, max_tokens: int) -> list[int] | None:
-        return self._grammar.closer.run(self._cursor, max_tokens)
+    def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
+        return self._grammar.closer.run(self._cursor, max_tokens, is_quick=is_quick)
