@@ -25,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=20_000,
         help="operations of each random walk (the long mode: 1000000)",
     )
+    parser.addoption(
+        "--fuzz-examples",
+        type=int,
+        default=60,
+        help="random bodies per route of the server (the long mode: 2000)",
+    )
 
 
 @pytest.fixture
