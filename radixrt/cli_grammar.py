@@ -16,7 +16,7 @@ grammar_app = typer.Typer(no_args_is_help=True, help="Try a constraint without a
 console = Console(highlight=False)
 
 SchemaFile = Annotated[
-    Path, typer.Argument(metavar="SCHEMA.json", help="a JSON Schema; a .lark grammar works too")
+    Path, typer.Argument(metavar="SCHEMA.json", help="a JSON Schema; a .lark or .gbnf grammar works too")
 ]
 ModelName = Annotated[str, typer.Option("--tokenizer", help='model whose tokenizer is used, or "bytes"')]
 _MAX_SAMPLE_TOKENS = 512
@@ -26,12 +26,13 @@ _MAX_SAMPLE_TOKENS = 512
 def check(
     schema: SchemaFile,
     *,
-    instance: Annotated[Path | None, typer.Option(help="a value to check")] = None,
+    instance: Annotated[Path | None, typer.Option(help="a value (for a grammar: a text) to check")] = None,
+    on_unsupported: Annotated[str, typer.Option(help="refuse, or check the finished value")] = "refuse",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Say how each keyword is enforced and whether a value would be let through; status 1 if not."""
     try:
-        grammar = _compile(schema, "bytes")
+        grammar = _compile(schema, "bytes", on_unsupported)
     except RequestError as error:
         found: dict[str, Any] = {"supported": False, "parameter": error.parameter, "reason": str(error)}
         typer.echo(json.dumps(found)) if as_json else _say(f"refused: {error}")
@@ -39,8 +40,10 @@ def check(
     keywords = dict(grammar.report.keywords)
     found = {"supported": True, "engine": grammar.report.engine, "keywords": keywords}
     if instance is not None:
-        found["accepted"] = _accepts(grammar, _compact(_read(instance)))
-        found["valid"] = grammar.check(_read(instance))
+        is_json = _kind(schema) == "json_schema"
+        text = _compact(_read(instance)) if is_json else _read(instance)
+        found["accepted"] = _accepts(grammar, text)
+        found["valid"] = grammar.check(text)
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
@@ -48,7 +51,7 @@ def check(
             _say(f"{enforcement:<10} {pointer or '(all of it)'}")
         if instance is not None:
             _say(f"the value is {'valid' if found['valid'] else 'not valid'}, and masks {'allow' if found['accepted'] else 'do not allow'} it")  # fmt: skip
-    if instance is not None and not found["accepted"]:
+    if instance is not None and not (found["accepted"] and found["valid"]):
         raise typer.Exit(1)
 
 
@@ -145,12 +148,16 @@ def _vocabulary(tokenizer: str) -> Any:
     return GrammarVocabulary(byte_tokenizer() if tokenizer == "bytes" else load_tokenizer(tokenizer))
 
 
-def _compile(path: Path, tokenizer: str) -> Any:
+def _kind(path: Path) -> str:
+    return {".lark": "lark", ".gbnf": "ebnf"}.get(path.suffix, "json_schema")
+
+
+def _compile(path: Path, tokenizer: str, on_unsupported: Any = "refuse") -> Any:
     from radixrt.constraints import GrammarKind, GrammarSpec
     from radixrt.grammar.compile import DEFAULT_LIMITS, compile_for
 
-    kind = GrammarKind.LARK if path.suffix == ".lark" else GrammarKind.JSON_SCHEMA
-    return compile_for(GrammarSpec(kind, _read(path)), _vocabulary(tokenizer), DEFAULT_LIMITS)
+    spec = GrammarSpec(GrammarKind(_kind(path)), _read(path), on_unsupported=on_unsupported)
+    return compile_for(spec, _vocabulary(tokenizer), DEFAULT_LIMITS)
 
 
 def _tokens(vocabulary: Any, text: str) -> list[int]:

@@ -16,7 +16,7 @@ MAX_TAGS = 512
 MAX_TAG_COUNT = 128
 MAX_TAG_CHARACTERS = 1024
 
-Whitespace = Literal["compact", "flexible"]
+Whitespace = Literal["compact", "flexible", "none"]
 OnUnsupported = Literal["refuse", "check"]
 
 
@@ -44,7 +44,7 @@ class GrammarSpec:
         kind: language of `text`.
         text: JSON text of the schema (key order kept), of the list of choices or of the tags; the regex; the grammar.
         whitespace: JSON only. "compact": none but one optional space after ":" and ","; "flexible":
-            any JSON whitespace, at most 20 characters in a row.
+            any JSON whitespace, at most 20 characters in a row; "none": none, so that most tokens are forced.
         on_unsupported: JSON Schema only. "refuse": a keyword that masks cannot enforce is an error; "check": the
             finished value is validated as well, and what fails is sampled anew (see `GrammarSpec.json_schema`).
     """
@@ -60,7 +60,7 @@ class GrammarSpec:
                 f"kind must be a GrammarKind, got {self.kind!r}", parameter="kind", value=self.kind
             )
         _check_text("grammar", self.text)
-        _check_option("whitespace", self.whitespace, ("compact", "flexible"))
+        _check_option("whitespace", self.whitespace, ("compact", "flexible", "none"))
         _check_option("on_unsupported", self.on_unsupported, ("refuse", "check"))
         if self.whitespace != "compact" and self.kind not in _JSON_KINDS:
             raise InvalidRequest(
@@ -223,13 +223,10 @@ def _dump(value: object) -> str:
     return text
 
 
-def _check_option(parameter: str, value: object, allowed: tuple[str, str]) -> None:
+def _check_option(parameter: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidRequest(
-            f'{parameter} must be "{allowed[0]}" or "{allowed[1]}", got {value!r}',
-            parameter=parameter,
-            value=value,
-        )
+        names = " or ".join(f'"{name}"' for name in allowed)
+        raise InvalidRequest(f"{parameter} must be {names}, got {value!r}", parameter=parameter, value=value)
 
 
 def _check_text(parameter: str, text: object) -> None:

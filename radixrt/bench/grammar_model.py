@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from radixrt.constraints import Whitespace
 from radixrt.engine import Engine
 from radixrt.errors import InvalidRequest
 from radixrt.grammar.schema.validator import SchemaValidator
 from radixrt.types import FinishReason, GenerationOutput, GrammarSpec, SamplingParams
 
 MAX_TOKENS = 128
+_POLICIES: tuple[Whitespace, ...] = ("none", "compact", "flexible")
 NUM_PROMPTS = 64
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -59,7 +61,10 @@ def measure_model(
         found["budgets"] = _measure_budgets(
             engine, grammar, texts, range(smallest, MAX_TOKENS + 1, budget_step)
         )
-        found["passes"] = _measure_passes(engine, grammar, texts)
+        found["passes"] = {
+            whitespace: _measure_passes(engine, GrammarSpec.json_schema(SCHEMA, whitespace=whitespace), texts)
+            for whitespace in _POLICIES
+        }
         with_runs = _greedy(engine, grammar, texts)
     with Engine(model, **{**options, "forced_runs": False}) as engine:
         without_runs = _greedy(engine, grammar, texts)
@@ -157,7 +162,11 @@ def report_model(measured: Mapping[str, Any]) -> str:
         f"forced tokens                  {100 * budgets['forced_share']:.1f}%",
         f"probability removed by masks   {100 * budgets['removed_probability']:.1f}%",
         f"mask p50 / p99                 <= {budgets['mask_us_p50']:.0f} / {budgets['mask_us_p99']:.0f} us",
-        f"forward passes per token       {passes['passes_per_token']:.3f} (mean of prompts {passes['mean_of_prompts']:.3f}, worst {passes['worst']:.3f})",
+        *(
+            f"forward passes per token       {item['passes_per_token']:.3f} with whitespace={policy!r} "
+            f"(mean of prompts {item['mean_of_prompts']:.3f}, worst {item['worst']:.3f})"
+            for policy, item in passes.items()
+        ),
         f"greedy, forced runs on = off   {100 * runs['equal_share']:.1f}% of prompts, {100 * runs['valid_share']:.1f}% valid",
     ]
     lines += [f"  with:    {one!r}\n  without: {other!r}" for one, other in runs["differences"]]

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from radixrt.bench.grammar import find_data, measure, report
+from radixrt.bench.grammar_xgrammar import has_xgrammar
 from radixrt.cli_grammar import grammar_app
 from radixrt.errors import InvalidRequest
 from radixrt.grammar.probe import byte_tokenizer
@@ -48,10 +49,21 @@ def test_all_arms_are_measured_in_one_run(data: Path) -> None:
         "exact_groups": 1, "refused_groups": 0, "refused": {}, "invalid_accepted": 0, "valid_rejected": 0,
     }  # fmt: skip
     assert engine["schemas"]["coverage"] < ours["schemas"]["coverage"]
-    assert set(measured["arms"]) == {"radixrt", "llguidance", "outlines-core"}
+    checked = measured["arms"]["radixrt-check"]
+    assert checked["schemas"]["coverage"] == 1
+    assert checked["schemas"]["valid_completions"] == checked["schemas"]["completions"] == 3
+    arms = {"radixrt", "radixrt-check", "llguidance", "outlines-core"}
+    assert set(measured["arms"]) == (arms | {"xgrammar"} if has_xgrammar() else arms)
     text = report(measured)
     assert "66.7%" in text
     assert "uniqueItems 1" in text
+
+
+def test_one_arm_can_be_measured_alone(data: Path) -> None:
+    measured = measure(data, tokenizer=byte_tokenizer(), only=["radixrt-check"])
+    assert set(measured["arms"]) == {"radixrt-check"}
+    with pytest.raises(InvalidRequest, match="there is no arm 'other'"):
+        measure(data, tokenizer=byte_tokenizer(), only=["other"])
 
 
 def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
@@ -86,6 +98,28 @@ def test_check_names_what_is_refused(tmp_path: Path) -> None:
     found = CliRunner().invoke(grammar_app, ["check", str(path), "--json"])
     assert found.exit_code == 1
     assert json.loads(found.output)["parameter"] == "/uniqueItems"
+
+
+def test_check_mode_judges_the_value(tmp_path: Path) -> None:
+    schema, twice = tmp_path / "schema.json", tmp_path / "twice.json"
+    schema.write_text(json.dumps(SCHEMAS[2]), encoding="utf-8")
+    twice.write_text('["a", "a"]', encoding="utf-8")
+    options = ["--on-unsupported", "check", "--instance", str(twice), "--json"]
+    found = CliRunner().invoke(grammar_app, ["check", str(schema), *options])
+    assert found.exit_code == 1
+    answer = json.loads(found.output)
+    assert answer["keywords"]["/uniqueItems"] == "checked"
+    assert answer["accepted"]
+    assert not answer["valid"]
+
+
+def test_check_takes_gbnf(tmp_path: Path) -> None:
+    grammar, text = tmp_path / "list.gbnf", tmp_path / "text"
+    grammar.write_text('root ::= [a-z]+ ("," [a-z]+)*', encoding="utf-8")
+    text.write_text("ab,c", encoding="utf-8")
+    found = CliRunner().invoke(grammar_app, ["check", str(grammar), "--instance", str(text), "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)["accepted"]
 
 
 def test_sample_prints_valid_texts(schema: Path) -> None:

@@ -41,6 +41,7 @@ SPECS = {
     "object": GrammarSpec.json_object(),
     "person": GrammarSpec.json_schema(PERSON),
     "flexible person": GrammarSpec.json_schema(PERSON, whitespace="flexible"),
+    "person without whitespace": GrammarSpec.json_schema(PERSON, whitespace="none"),
     "union": GrammarSpec.json_schema(
         {"anyOf": [{"type": "null"}, {"type": "array", "items": {"type": "boolean"}}]}
     ),

@@ -23,7 +23,9 @@ TOKENIZER = byte_tokenizer(extra=JSON_MERGES)
 CACHE = GrammarCache(TOKENIZER)
 
 
-def accepts(schema: Any, text: str, *, whitespace: Literal["compact", "flexible"] = "compact") -> bool:
+def accepts(
+    schema: Any, text: str, *, whitespace: Literal["compact", "flexible", "none"] = "compact"
+) -> bool:
     """Tell whether the masks let this text through, byte by byte where no run is forced."""
     grammar = CACHE.get(GrammarSpec.json_schema(schema, whitespace=whitespace))
     matcher = grammar.start()
@@ -138,8 +140,8 @@ SCHEMAS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
-def test_random_completions_are_valid(name: str, whitespace: Literal["compact", "flexible"]) -> None:
+@pytest.mark.parametrize("whitespace", ["compact", "flexible", "none"])
+def test_random_completions_are_valid(name: str, whitespace: Literal["compact", "flexible", "none"]) -> None:
     schema = SCHEMAS[name]
     grammar = CACHE.get(GrammarSpec.json_schema(schema, whitespace=whitespace))
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
@@ -202,6 +204,8 @@ def test_whitespace_is_bounded() -> None:
     assert accepts(schema, "[1,2]")
     assert not accepts(schema, "[1,  2]")
     assert not accepts(schema, "[ 1]")
+    assert accepts(schema, "[1,2]", whitespace="none")
+    assert not accepts(schema, "[1, 2]", whitespace="none")
     assert accepts(schema, "[\n 1 ,\t2 ]", whitespace="flexible")
     assert accepts(schema, f"[{' ' * 20}1]", whitespace="flexible")
     assert not accepts(schema, f"[{' ' * 21}1]", whitespace="flexible")

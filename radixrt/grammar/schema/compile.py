@@ -22,6 +22,7 @@ from radixrt.grammar.vocabulary import GrammarVocabulary
 
 _WHITESPACE: dict[str, dict[str, Any]] = {
     "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    "none": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     "flexible": {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"},
 }
 _MAX_PROBES = 64
