@@ -18,6 +18,7 @@ from rich.table import Table
 
 from radixrt import __version__
 from radixrt.bench.cache_cli import bench_cache
+from radixrt.bench.gpu_cli import bench_gpu
 from radixrt.bench.served_cli import bench_workloads
 from radixrt.cli_grammar import bench_grammar, grammar_app
 from radixrt.cli_options import with_engine_options
@@ -249,6 +250,7 @@ app.command("serve")(serve)
 bench_app.command("cache")(bench_cache)
 bench_app.command("workloads")(bench_workloads)
 bench_app.command("grammar")(bench_grammar)
+bench_app.command("gpu")(bench_gpu)
 
 
 if __name__ == "__main__":

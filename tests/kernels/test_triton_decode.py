@@ -1,6 +1,7 @@
 """tree_decode against the reference in float64: on a GPU, else in Triton's interpreter."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -147,11 +148,12 @@ def test_padding_of_a_graph_changes_no_bit():
     padded = planned.padded(
         num_items=len(planned.items) + 3,
         num_members=len(planned.members) + 5,
+        num_merges=len(planned.merges) + 2,
         num_slots=planned.num_slots + 7,
     )
     assert torch.equal(decode(batch, planned=planned), decode(batch, planned=padded))
     with pytest.raises(ValueError, match="num_slots must be at least"):
-        planned.padded(num_items=100, num_members=100, num_slots=1)
+        planned.padded(num_items=100, num_members=100, num_merges=100, num_slots=1)
 
 
 def test_rows_of_other_sequences_are_left_alone():
@@ -164,7 +166,6 @@ def test_rows_of_other_sequences_are_left_alone():
         num_kv_heads=2,
         config=CONFIG,
         rows=np.array([4, 1]),
-        num_rows=6,
     )
     q = torch.full((6, 4, 64), float("nan"), device=DEVICE)
     q[[4, 1]] = batch.q
@@ -187,7 +188,6 @@ def test_rows_of_other_sequences_are_left_alone():
         ({"q": torch.zeros(2, 4, 80)}, r"kv_layer must have shape \[any, 2, any, any, 80\]"),
         ({"q": torch.zeros(2, 3, 64)}, "q must have a multiple of 2 heads, got 3"),
         ({"q": torch.zeros(2, 4, 64, dtype=torch.float64)}, "q must be torch.bfloat16 or"),
-        ({"q": torch.zeros(3, 4, 64)}, r"plan.part_start must have shape \[4\], got \[3\]"),
         ({"page_table": torch.zeros(2, 3)}, "page_table must be torch.int32, got torch.float32"),
         ({"soft_cap": 0.0}, "soft_cap must be a positive number"),
         ({"out": torch.zeros(2, 64, 4).transpose(1, 2)}, "out must be contiguous"),
@@ -207,3 +207,39 @@ def test_wrong_arguments_are_refused(change, message):
     }
     with pytest.raises(ValueError, match=message):
         tree_decode(**{**arguments, **change})
+
+
+def test_a_plan_keeps_its_invariants():
+    batch = tree_batch()
+    planned = plan(batch)
+    rows, slots = planned.members[:, 0], planned.members[:, 1]
+    assert sorted(slots[slots >= 0]) == list(range(planned.num_slots))
+    for row, first, stop in planned.merges:
+        assert sorted(slots[rows == row]) == list(range(first, stop))
+    # each row's items cover its context once
+    for b, context in enumerate(batch.contexts):
+        spans = sorted(
+            (position, position + tokens)
+            for _, tokens, position, first, count in planned.items
+            if b in rows[first : first + count]
+        )
+        assert spans[0][0] == 0
+        assert spans[-1][1] == context
+        assert all(stop == start for (_, stop), (start, _) in pairwise(spans))
+    on_device = planned.to_device(DEVICE)
+    for tensor in (on_device.items, on_device.members, on_device.merges):
+        assert tensor.storage_offset() % 4 == 0
+
+
+def test_nothing_to_decode_launches_nothing():
+    batch = make_batch(decodes(20))
+    planned = plan_decode(
+        as_ints(batch.page_table)[:0],
+        np.array([]),
+        page_size=16,
+        num_group_heads=2,
+        num_kv_heads=2,
+        config=CONFIG,
+    )
+    assert len(planned.items) == 0
+    assert decode(batch, planned=planned).isnan().all()

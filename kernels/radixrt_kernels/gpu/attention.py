@@ -71,7 +71,6 @@ def plan_attention(
             num_kv_heads=num_kv_heads,
             config=decode_config(*shape),
             rows=starts[decoding],
-            num_rows=int(news.sum()),
             sliding_window=sliding_window,
         ).to_device(page_table.device)
     if len(extending):

@@ -6,13 +6,14 @@ The entries were chosen from what the compiler reports for sm_90 (compile.py: re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 NUM_SMS = 132  # H100 and H200
 HEAD_DIMS = (64, 128)
 MAX_GROUP_HEADS = 16
+NEVER_SHARED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +95,8 @@ def extend_config(dtype: torch.dtype, head_dim: int, num_group_heads: int, page_
         ValueError: no kernel for this head dimension or group.
     """
     return _EXTEND[_key(dtype, head_dim, num_group_heads)]
+
+
+def unmerged(config: DecodeConfig) -> DecodeConfig:
+    """Give the same tiles for plans that read every sequence by itself. Pure."""
+    return replace(config, min_shared_tokens=NEVER_SHARED)

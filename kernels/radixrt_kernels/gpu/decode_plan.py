@@ -24,10 +24,10 @@ from radixrt_kernels.gpu.configs import DecodeConfig
 
 Ints = npt.NDArray[np.int32]
 AnyInts = npt.NDArray[np.integer[Any]]
+ALIGNED_INTS = 4
 ITEM_FIELDS = 5  # where in the flat page table, tokens, first position, first member, members
-MEMBER_FIELDS = (
-    3  # row of q, slot of the partial result or -1 (the only one: straight to the output), first visible
-)
+MEMBER_FIELDS = 3  # row of q, slot of the partial result or -1 (the only one: to the output), first visible
+MERGE_FIELDS = 3  # row of q, its partial results: first slot and the one past the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class DeviceDecodePlan:
     Attributes:
         items: [I, 5] int32; an item of 0 tokens does nothing.
         members: [M, 3] int32.
-        part_start: [T + 1] int32; row t's partial results lie in slots [part_start[t], part_start[t + 1]).
+        merges: [K, 3] int32, the rows with partial results, and their slots; one without slots does nothing.
         num_slots: how many partial results there are.
         has_window: members' first visible position hides tokens.
     """
 
     items: torch.Tensor
     members: torch.Tensor
-    part_start: torch.Tensor
+    merges: torch.Tensor
     num_slots: int
     has_window: bool
 
@@ -59,11 +59,11 @@ class DecodePlan:
 
     items: Ints
     members: Ints
-    part_start: Ints
+    merges: Ints
     num_slots: int
     has_window: bool
 
-    def padded(self, *, num_items: int, num_members: int, num_slots: int) -> DecodePlan:
+    def padded(self, *, num_items: int, num_members: int, num_merges: int, num_slots: int) -> DecodePlan:
         """Give the same plan with the sizes of a captured graph. Pure.
 
         Raises:
@@ -72,29 +72,34 @@ class DecodePlan:
         for name, size, needed in (
             ("num_items", num_items, len(self.items)),
             ("num_members", num_members, len(self.members)),
+            ("num_merges", num_merges, len(self.merges)),
             ("num_slots", num_slots, self.num_slots),
         ):
             if size < needed:
                 raise ValueError(f"{name} must be at least {needed}, got {size}")
-        items = np.zeros((num_items, ITEM_FIELDS), np.int32)
-        members = np.zeros((num_members, MEMBER_FIELDS), np.int32)
-        items[: len(self.items)] = self.items
-        members[: len(self.members)] = self.members
-        return DecodePlan(items, members, self.part_start, num_slots, self.has_window)
+        items, members, merges = (
+            np.concatenate([array, np.zeros((size - len(array), array.shape[1]), np.int32)])
+            for array, size in (
+                (self.items, num_items),
+                (self.members, num_members),
+                (self.merges, num_merges),
+            )
+        )
+        return DecodePlan(items, members, merges, num_slots, self.has_window)
 
     def to_device(self, device: torch.device) -> DeviceDecodePlan:
         """Copy the arrays to a device in one transfer."""
-        parts = (self.items, self.members, self.part_start)
-        flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device)
-        sizes = [part.size for part in parts]
-        items, members, part_start = torch.split(flat, sizes)
-        return DeviceDecodePlan(
-            items.view(-1, ITEM_FIELDS),
-            members.view(-1, MEMBER_FIELDS),
-            part_start,
-            self.num_slots,
-            self.has_window,
+        # Each array starts at a multiple of 16 bytes: a kernel is compiled anew for other alignments.
+        arrays = (self.items, self.members, self.merges)
+        sizes = [-(-array.size // ALIGNED_INTS) * ALIGNED_INTS for array in arrays]
+        flat = np.zeros(sum(sizes), np.int32)
+        for array, stop, size in zip(arrays, np.cumsum(sizes), sizes, strict=True):
+            flat[stop - size : stop - size + array.size] = array.ravel()
+        on_device = torch.split(torch.from_numpy(flat).to(device), sizes)
+        items, members, merges = (
+            part[: array.size].view(array.shape) for array, part in zip(arrays, on_device, strict=True)
         )
+        return DeviceDecodePlan(items, members, merges, self.num_slots, self.has_window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,6 @@ def plan_decode(
     config: DecodeConfig,
     sequences: AnyInts | None = None,
     rows: AnyInts | None = None,
-    num_rows: int | None = None,
     sliding_window: int | None = None,
 ) -> DecodePlan:
     """Cut sequences with one new token each into work items. Pure.
@@ -126,7 +130,6 @@ def plan_decode(
         context_lens: [B], tokens of each sequence, the new one included; at least 1, at most P * page_size.
         sequences: [C], the rows of page_table to cut; None = all.
         rows: [C], which row of q each of these sequences' token is; None = one after the other.
-        num_rows: T; None = C.
         sliding_window: a token sees this many positions, itself included; None = all.
     Raises:
         ValueError: counts do not fit together.
@@ -156,8 +159,8 @@ def plan_decode(
     sequence = members[:, 0].copy()
     members[:, 0] = row_of[sequence]
     members[:, 2] = first_visible[sequence]
-    part_start = _assign_slots(members, len(chosen) if num_rows is None else num_rows)
-    return DecodePlan(items, members, part_start, int(part_start[-1]), sliding_window is not None)
+    merges, num_slots = _assign_slots(members)
+    return DecodePlan(items, members, merges, num_slots, sliding_window is not None)
 
 
 def find_segments(
@@ -270,17 +273,17 @@ def _cut(
     return items, members
 
 
-def _assign_slots(members: Ints, num_rows: int) -> Ints:
-    """Write each member's slot; a row's slots are consecutive. Gives part_start [num_rows + 1].
+def _assign_slots(members: Ints) -> tuple[Ints, int]:
+    """Write each member's slot; a row's slots are consecutive. Gives merges [K, 3] and the number of slots.
 
     Changes: members[:, 1].
     """
-    row = members[:, 0]
-    num_parts = np.bincount(row, minlength=num_rows)
+    rows, index, num_parts = np.unique(members[:, 0], return_inverse=True, return_counts=True)
     num_slots = np.where(num_parts > 1, num_parts, 0)
-    part_start = np.concatenate([[0], np.cumsum(num_slots)]).astype(np.int32)
-    by_row = np.argsort(row, kind="stable")
-    rank = np.empty(len(row), np.int64)
-    rank[by_row] = np.arange(len(row)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-    members[:, 1] = np.where(num_parts[row] > 1, part_start[row] + rank, -1)
-    return part_start
+    stop = np.cumsum(num_slots)
+    by_row = np.argsort(index, kind="stable")
+    rank = np.empty(len(members), np.int64)
+    rank[by_row] = np.arange(len(members)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+    members[:, 1] = np.where(num_parts[index] > 1, (stop - num_slots)[index] + rank, -1)
+    merges = np.stack([rows, stop - num_slots, stop], 1)[num_slots > 0].astype(np.int32)
+    return merges, int(num_slots.sum())

@@ -210,7 +210,9 @@ def extend(
     if out is None:
         out = torch.empty_like(q)
     check_tensor("out", out, shape=tuple(q.shape), dtypes=(q.dtype,), device=q.device)
-    extend_kernel[(plan.tiles.shape[0], num_kv_heads)](
+    if not len(plan.tiles):
+        return out
+    extend_kernel[(len(plan.tiles), num_kv_heads)](
         q, kv_layer, out, page_table, plan.tiles, kv_layer.stride(0), scale,
         1.0 if soft_cap is None else soft_cap, plan.sliding_window or 0,
         H=num_heads, G=num_kv_heads, D=head_dim, PAGE=page_size,

@@ -101,7 +101,7 @@ def merge_variant(dtype: torch.dtype, head_dim: int) -> Variant:
         {
             **dict.fromkeys(("partial", "partial_lse"), "*fp32"),
             "out": f"*{TYPE_NAMES[dtype]}",
-            "part_start": "*i32",
+            "merges": "*i32",
         },
         {"H": 32, "D": head_dim, "PARTS": tree_decode.MERGE_PARTS},
         num_warps=tree_decode.MERGE_WARPS,

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from radixrt_kernels.gpu.checks import check_kv_layer, check_soft_cap, check_tensor, needs_upcast
 from radixrt_kernels.gpu.configs import DecodeConfig, decode_config
-from radixrt_kernels.gpu.decode_plan import ITEM_FIELDS, MEMBER_FIELDS, DeviceDecodePlan
+from radixrt_kernels.gpu.decode_plan import ITEM_FIELDS, MEMBER_FIELDS, MERGE_FIELDS, DeviceDecodePlan
 from radixrt_kernels.gpu.tiles import score_tile, softmax_update, token_offsets
 
 MERGE_PARTS = 16
@@ -108,15 +108,16 @@ def tree_decode_kernel(
 
 @triton.jit
 def merge_parts_kernel(
-    partial, partial_lse, out, part_start,
+    partial, partial_lse, out, merges,
     H: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row of q, head): weigh the row's parts by their log-sum-exp."""
-    row = tl.program_id(0)
+    """One program per (row with parts, head): weigh the parts by their log-sum-exp."""
+    merge = merges + tl.program_id(0) * 3
     head = tl.program_id(1)
-    first = tl.load(part_start + row)
-    stop = tl.load(part_start + row + 1)
-    if first == stop:  # written by its only item, or padding
+    row = tl.load(merge)
+    first = tl.load(merge + 1)
+    stop = tl.load(merge + 2)
+    if first == stop:  # padding of a captured graph
         return
     dims = tl.arange(0, D)
     top = tl.full([], float("-inf"), tl.float32)
@@ -164,7 +165,7 @@ def tree_decode(
     """
     check_kv_layer(kv_layer, q)
     check_soft_cap(soft_cap)
-    num_rows, num_heads, head_dim = q.shape
+    num_heads, head_dim = q.shape[1:]
     page_size, num_kv_heads = kv_layer.shape[2], kv_layer.shape[3]
     if config is None:
         config = decode_config(q.dtype, head_dim, num_heads // num_kv_heads, page_size)
@@ -172,13 +173,15 @@ def tree_decode(
     check_tensor("page_table", page_table, shape=(None, None), dtypes=int32, device=q.device)
     check_tensor("plan.items", plan.items, shape=(None, ITEM_FIELDS), dtypes=int32, device=q.device)
     check_tensor("plan.members", plan.members, shape=(None, MEMBER_FIELDS), dtypes=int32, device=q.device)
-    check_tensor("plan.part_start", plan.part_start, shape=(num_rows + 1,), dtypes=int32, device=q.device)
+    check_tensor("plan.merges", plan.merges, shape=(None, MERGE_FIELDS), dtypes=int32, device=q.device)
     if out is None:
         out = torch.empty_like(q)
     check_tensor("out", out, shape=tuple(q.shape), dtypes=(q.dtype,), device=q.device)
     partial = torch.empty((plan.num_slots, num_heads, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((plan.num_slots, num_heads), dtype=torch.float32, device=q.device)
-    tree_decode_kernel[(plan.items.shape[0], num_kv_heads)](
+    if not len(plan.items):
+        return out
+    tree_decode_kernel[(len(plan.items), num_kv_heads)](
         q, kv_layer, out, partial, partial_lse, page_table, plan.items, plan.members,
         kv_layer.stride(0), scale, 1.0 if soft_cap is None else soft_cap,
         H=num_heads, G=num_kv_heads, D=head_dim, PAGE=page_size,
@@ -186,9 +189,9 @@ def tree_decode(
         HAS_WINDOW=plan.has_window, HAS_CAP=soft_cap is not None, UPCAST=needs_upcast(q.dtype),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    if plan.num_slots:
-        merge_parts_kernel[(num_rows, num_heads)](
-            partial, partial_lse, out, plan.part_start,
+    if len(plan.merges):
+        merge_parts_kernel[(len(plan.merges), num_heads)](
+            partial, partial_lse, out, plan.merges,
             H=num_heads, D=head_dim, PARTS=MERGE_PARTS, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return out
