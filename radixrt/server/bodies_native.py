@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from radixrt.constraints import GrammarKind, GrammarSpec, OnUnsupported, Whitespace
 from radixrt.server.bodies import CallBody, Label, Name
 from radixrt.server.bodies_chat import Message
 from radixrt.server.native import Segment
 from radixrt.server.reading import Body
-from radixrt.types import GrammarKind, GrammarSpec
 
 PromptIds = Annotated[list[int], Field(max_length=1 << 20)]
 Segments = Annotated[list[Segment], Field(max_length=4096)]
@@ -21,8 +21,8 @@ class GrammarBody(Body):
 
     kind: GrammarKind
     text: str
-    whitespace: Literal["compact", "flexible"] = "compact"
-    on_unsupported: Literal["refuse", "check"] = "refuse"
+    whitespace: Whitespace = "compact"
+    on_unsupported: OnUnsupported = "refuse"
 
     def spec(self) -> GrammarSpec:
         """Give the GrammarSpec."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from radixrt.constraints import GrammarSpec, StructuralTag
+from radixrt.constraints import GrammarSpec, OnUnsupported, StructuralTag, Whitespace
 from radixrt.errors import InvalidRequest
 from radixrt.server.bodies import ConstrainedBody, ResponseFormat, StructuredOutputs, Tag, TagFormat
 from radixrt.server.errors import pointed
 from radixrt.server.reading import check_depth, parse_body
 
-Whitespace = Literal["compact", "flexible"]
-OnUnsupported = Literal["refuse", "check"]
 GUIDANCE_MARK = "%llguidance{}"
 
 
