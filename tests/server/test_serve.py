@@ -43,12 +43,12 @@ def wait_for(condition, timeout_s=30):
 
 
 def test_requests_under_way_are_finished_after_sigterm(model_folder):
-    with served(model_folder, *SMALL) as (url, process):
-        asked = [ask_in_thread(url, {**LONG, "max_tokens": 400, "stream": True}) for _ in range(4)]
+    with served(model_folder, *SMALL, "--drain-s", "300") as (url, process):
+        asked = [ask_in_thread(url, {**LONG, "max_tokens": 150, "stream": True}) for _ in range(4)]
         wait_for(lambda: all("begun" in found for _, found in asked))
         process.send_signal(signal.SIGTERM)
         for thread, found in asked:
-            thread.join(60)
+            thread.join(200)
             assert events(found["text"])[-1] == "[DONE]"
         assert process.wait(timeout=30) == 0
 
