@@ -16,7 +16,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -67,9 +69,8 @@ def server(options: Mapping[str, Any]) -> Iterator[tuple[str, int, psutil.Proces
             sys.stderr.write(line)
         else:
             raise EngineStopped("the server did not start")
-        os.set_blocking(
-            process.stderr.fileno(), False
-        )  # nobody reads on: a full pipe must not stop the server
+        log = process.stderr  # read on: nobody wants a full pipe
+        threading.Thread(target=lambda: deque(log, maxlen=0), daemon=True).start()
         yield found[1], int(found[2]), psutil.Process(process.pid)
     finally:
         process.send_signal(signal.SIGTERM)

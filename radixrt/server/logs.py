@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import queue
+import sys
+import threading
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
+
+MAX_WAITING_LINES = 10_000
 
 
 class JsonFormatter(logging.Formatter):
@@ -41,11 +47,47 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return dict(fields) if isinstance(fields, dict) else {}
 
 
-def set_up_logs(form: str) -> None:
+class LogWriter(logging.Handler):
+    """Write lines in a thread of its own: a stream that takes nothing must not hold up requests.
+
+    Invariant: at most MAX_WAITING_LINES wait; what comes when it is full is dropped and counted.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.num_dropped = 0
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
+        self._thread = threading.Thread(target=self._write, name="radixrt-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record; never waits."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self.num_dropped += 1
+
+    def finish(self, *, timeout_s: float = 1.0) -> None:
+        """Write what waits, as far as the stream takes it within the time."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=timeout_s)
+        self._thread.join(timeout_s)
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._stream.write(line + "\n")
+            if self._lines.empty():
+                self._stream.flush()
+        self._stream.flush()
+
+
+def set_up_logs(form: str) -> LogWriter:
     """Send radixrt's and uvicorn's logs to stderr in one form."""
-    handler = logging.StreamHandler()
+    handler = LogWriter(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     for name, level in (("radixrt", logging.INFO), ("uvicorn", logging.WARNING)):
         logging.getLogger(name).setLevel(level)
+    return handler

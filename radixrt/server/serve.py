@@ -114,7 +114,7 @@ def run(options: Mapping[str, Any]) -> int:
     """Serve until a signal or the engine's death; give the exit status: 1 when the engine died."""
     engine = Engine(**options)
     config = engine.config.options.server
-    set_up_logs(config.log_format)
+    log = set_up_logs(config.log_format)
     try:
         app = create_app(engine, config)
         server = DrainingServer(uvicorn_config(app, config), app.state.service)
@@ -124,3 +124,4 @@ def run(options: Mapping[str, Any]) -> int:
         return 1 if server.has_died or not server.started else 0
     finally:
         engine.close()
+        log.finish()

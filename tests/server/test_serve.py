@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import time
 import httpx2
 import pytest
 
-from radixrt.server.logs import JsonFormatter
+from radixrt.server.logs import MAX_WAITING_LINES, JsonFormatter, LogWriter
 from tests.support.servers import ROOT, events, served
 
 CHAT = "/v1/chat/completions"
@@ -166,3 +167,26 @@ def test_log_lines_are_json_without_prompts(engine, caplog):
     assert line["client_request_id"] == "mine"
     assert line["request_id"].startswith("req_")
     assert "private" not in json.dumps(line)
+
+
+def test_a_log_that_nobody_reads_holds_up_nothing():
+    gate, written = threading.Event(), []
+
+    class Stuck:
+        def write(self, text):
+            gate.wait(30)
+            written.append(text)
+
+        def flush(self):
+            pass
+
+    writer = LogWriter(Stuck())
+    started = time.monotonic()
+    for number in range(MAX_WAITING_LINES + 500):
+        writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, f"line {number}", None, None))
+    assert time.monotonic() - started < 20
+    assert writer.num_dropped >= 499
+    gate.set()
+    writer.finish(timeout_s=20)
+    assert len(written) + writer.num_dropped == MAX_WAITING_LINES + 500
+    assert written[0] == "line 0\n"
