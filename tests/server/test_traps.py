@@ -273,3 +273,21 @@ def test_no_event_holds_what_clients_take_for_a_line_break(engine, path):
         assert (
             "".join(part.get("text") or part.get("delta", {}).get("content") or "" for part in parts) == text
         )
+
+
+def test_guidance_may_say_its_grammar_twice_but_not_two_grammars(engine):
+    """Its client writes the same grammar into vLLM's older field as well."""
+    grammar = '%llguidance {}\n\nstart: is\nis[capture]: IS\nIS: "x" | "y"'
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 8,
+        "guided_decoding_backend": "guidance",
+        "guided_grammar": grammar,
+        "structured_outputs": {"grammar": grammar},
+    }
+    answer = post(engine, CHAT, body)
+    assert answer.json()["choices"][0]["message"]["content"] in ("x", "y")
+    for other in ({"structured_outputs": {"grammar": 'start: "z"'}}, {"structured_outputs": None}):
+        refused = post(engine, CHAT, {**body, **other})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "guided_grammar"
