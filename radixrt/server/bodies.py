@@ -184,3 +184,6 @@ class ConstrainedBody(CallBody):
     structured_outputs: StructuredOutputs | None = None
     regex: str | None = None
     ebnf: str | None = None
+    # guidance writes its grammar in vLLM's older field too: accepted beside the same in structured_outputs.
+    guided_grammar: str | None = None
+    guided_decoding_backend: Name | None = None

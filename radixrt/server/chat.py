@@ -77,9 +77,11 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
     has_tools = body.tools or body.tool_choice is not None
     tools = await service.in_thread(lambda: _tools(service, body)) if has_tools else None
     if tools is not None:
-        if constraint is not None:
+        if (
+            constraint is not None and tools.has_text
+        ):  # a constraint on text has no say where only calls are allowed
             raise InvalidRequest(
-                f"{constraint.pointer} cannot be combined with tools that may be called: use tool_choice none",
+                f"{constraint.pointer} cannot be combined with tools that may be called: use tool_choice none or required",
                 parameter=constraint.pointer,
             )
         constraint = Constraint(tools.grammar, "tools")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ from radixrt.errors import InvalidRequest
 from radixrt.server.bodies import ConstrainedBody, ResponseFormat, StructuredOutputs, Tag, TagFormat
 from radixrt.server.errors import pointed
 from radixrt.server.reading import check_depth, parse_body
+from radixrt.server.retired import RETIRED_FIELDS
 
 GUIDANCE_MARK = "%llguidance{}"
+_CAPTURE = re.compile(r"(?m)(?<=\w)\[capture\](?=:)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ def constraint_of(body: ConstrainedBody) -> Constraint | None:
     Raises:
         InvalidRequest: more than one, or one of a wrong form.
     """
+    _check_older(body)
     on_unsupported = body.radixrt.on_unsupported
     found = [
         *_of_response_format(body.response_format, on_unsupported),
@@ -45,6 +49,18 @@ def constraint_of(body: ConstrainedBody) -> Constraint | None:
     if on_unsupported == "check" and not is_schema:
         raise InvalidRequest("on_unsupported needs a JSON Schema", parameter="radixrt/on_unsupported")
     return found[0] if found else None
+
+
+def _check_older(body: ConstrainedBody) -> None:
+    """Raise InvalidRequest if vLLM's older fields say anything but what structured_outputs says beside them."""
+    wanted = None if body.structured_outputs is None else body.structured_outputs.grammar
+    if body.guided_grammar is not None and body.guided_grammar != wanted:
+        raise InvalidRequest(
+            f"guided_grammar: {RETIRED_FIELDS['guided_grammar']}", parameter="guided_grammar"
+        )
+    if body.guided_decoding_backend is not None and body.guided_grammar is None:
+        name = "guided_decoding_backend"
+        raise InvalidRequest(f"{name}: {RETIRED_FIELDS[name]}", parameter=name)
 
 
 def _of_response_format(wanted: ResponseFormat | None, on_unsupported: OnUnsupported) -> list[Constraint]:
@@ -125,11 +141,12 @@ def _parsed(text: str, pointer: str) -> Any:
 def _grammar(text: str, *, is_ebnf: bool = False) -> GrammarSpec:
     """Give a grammar's spec: Lark or GBNF, told apart by how they define rules.
 
-    guidance writes Lark for every server, behind a line of options; one without options says nothing.
+    guidance writes Lark for every server, behind a line of options; one without options says nothing, and neither does
+    its mark on rules whose text it wants to find again.
     """
     first, _, rest = text.lstrip().partition("\n")
     if first.replace(" ", "") == GUIDANCE_MARK:
-        return GrammarSpec.lark(rest)
+        return GrammarSpec.lark(_CAPTURE.sub("", rest))
     return GrammarSpec.ebnf(text) if is_ebnf or _is_ebnf(text) else GrammarSpec.lark(text)
 
 

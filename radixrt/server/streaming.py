@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from radixrt.server.running import Batch, until_disconnect
 
 DONE = b"data: [DONE]\n\n"
+_LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class EventStream(EventSourceResponse):
@@ -35,7 +36,13 @@ class EventStream(EventSourceResponse):
 
 
 def event(data: str, *, name: str | None = None, event_id: str | None = None) -> bytes:
-    """Give one event; JSON text holds no line break, so the common case needs no splitting. Pure."""
+    """Give one event; JSON text holds no line break, so the common case needs no splitting. Pure.
+
+    Many clients take characters for line breaks that are none in this protocol, and cut events there: in JSON text,
+    where they stand inside strings, they are escaped.
+    """
+    if not data.isascii():
+        data = data.translate(_LINE_BREAKS)
     if name is None and event_id is None and "\n" not in data and "\r" not in data:
         return f"data: {data}\n\n".encode()
     return format_sse_event(data_str=data, event=name, id=event_id)

@@ -51,12 +51,14 @@ class ToolPlan:
     Attributes:
         tools: those that the model is shown.
         grammar: the constraint on the answer.
+        has_text: False: the answer is calls and nothing else.
         loose_names: tools that are not strict and whose schema cannot be enforced: their arguments are any object.
     """
 
     form: ToolForm
     tools: tuple[Tool, ...]
     grammar: GrammarSpec
+    has_text: bool
     loose_names: tuple[str, ...] = ()
 
 
@@ -105,7 +107,7 @@ def plan_tools(
             allowed.append((tool.name, arguments or GrammarSpec.json_object()))
             loose += [tool.name] if arguments is None else []
     grammar = form.grammar(allowed, min_calls=wanted.min_calls, max_calls=wanted.max_calls)
-    return ToolPlan(form, tuple(tools), grammar, tuple(loose))
+    return ToolPlan(form, tuple(tools), grammar, wanted.min_calls == 0, tuple(loose))
 
 
 def arguments_of(tool: Tool, config: GrammarConfig) -> GrammarSpec | None:

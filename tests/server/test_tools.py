@@ -284,3 +284,12 @@ def test_allowed_tools_limit_the_choice(engine):
     assert names == {"nothing"}
     shown = post(engine, CHAT, {**BODY, "tool_choice": "required"}).json()
     assert shown["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+
+
+def test_a_form_of_the_text_has_no_say_where_only_calls_are_allowed(engine):
+    fields = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    plain = post(engine, CHAT, {**BODY, "tool_choice": "required"}).json()["choices"][0]["message"]
+    found = post(engine, CHAT, {**BODY, **fields}).json()["choices"][0]["message"]
+    assert [call["function"] for call in found["tool_calls"]] == [
+        call["function"] for call in plain["tool_calls"]
+    ]

@@ -253,3 +253,41 @@ def test_every_choice_of_a_stream_has_its_index_and_half_characters_wait(engine)
             texts[choice["index"]] += choice["delta"].get("content") or ""
     whole = chat_in_process(engine, HELLO, max_tokens=30, n=3, temperature=1.2, seed=8, ignore_eos=True)
     assert list(texts.values()) == [sample.text for sample in whole.samples]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+def test_no_event_holds_what_clients_take_for_a_line_break(engine, path):
+    """httpx, requests and others cut lines at U+0085, U+2028 and U+2029 too."""
+    text = "a\u0085b\u2028c\u2029d"
+    asked = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    if path == "/v1/responses":
+        token_ids = engine.tokenizer.encode_continuation(text)
+        bias = {str(token_id): 100 for token_id in token_ids}
+        body = {"input": "x", "max_output_tokens": 12, "logit_bias": bias}
+    else:
+        body = {**asked, "max_tokens": 40, "structured_outputs": {"choice": [text]}}
+    raw = post(engine, path, {**body, "stream": True}).text
+    assert not {"\u0085", "\u2028", "\u2029"} & set(raw)
+    if path != "/v1/responses":
+        parts = [choice for chunk in events(raw)[:-1] for choice in chunk["choices"]]
+        assert (
+            "".join(part.get("text") or part.get("delta", {}).get("content") or "" for part in parts) == text
+        )
+
+
+def test_guidance_may_say_its_grammar_twice_but_not_two_grammars(engine):
+    """Its client writes the same grammar into vLLM's older field as well."""
+    grammar = '%llguidance {}\n\nstart: is\nis[capture]: IS\nIS: "x" | "y"'
+    body = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 8,
+        "guided_decoding_backend": "guidance",
+        "guided_grammar": grammar,
+        "structured_outputs": {"grammar": grammar},
+    }
+    answer = post(engine, CHAT, body)
+    assert answer.json()["choices"][0]["message"]["content"] in ("x", "y")
+    for other in ({"structured_outputs": {"grammar": 'start: "z"'}}, {"structured_outputs": None}):
+        refused = post(engine, CHAT, {**body, **other})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "guided_grammar"
