@@ -74,6 +74,8 @@ def test_every_filter_alone_and_together():
         ((5.0, 0.999, 0.0), 0),
         ((1.0, 1e-9, 0.0), 0),
         ((1.0, 1.0, 0.05), 0),
+        ((1.0, 0.9, 0.05), 0),
+        ((1.0, 1.0, 0.05), 7),
         ((1.0, 1.0, 1.0), 0),
         ((1.5, 0.8, 0.02), 20),
         ((1.5, 0.3, 0.0), 20),
@@ -119,6 +121,15 @@ def test_ties_at_both_filters():
     inputs = make_inputs([(1.0, 0.75, 0.0, 1.0, 0.0, 0.0)] * 4, top_k=[4] * 4)
     drawn = assert_equal_to_reference(logits, inputs)
     assert set(drawn.token_ids.tolist()) <= {3, 200, 300}
+
+
+def test_zero_has_no_sign():
+    logits = torch.full((2, NUM_TOKENS), -0.0, device=DEVICE)
+    logits[:, 1::2] = 0.0
+    inputs = make_inputs([NEUTRAL, (1.0, 0.1, 0.0, 1.0, 0.0, 0.0)], top_k=[3, 0])
+    drawn = assert_equal_to_reference(logits, inputs)
+    assert drawn.token_ids[0] < 3
+    assert drawn.token_ids[1] < 100
 
 
 def test_bias_penalties_and_masks():

@@ -3,7 +3,8 @@
 
     adjust   [V] of a row in chunks, all in parallel: bias, penalties, mask; per chunk its largest logit and sums
     draw     one program per row: a bound from the chunks' largest, the few candidates within it, the exact
-             threshold by bisection over them, one inverse of the cumulated weights
+             threshold by bisection over them, one inverse of the cumulated weights; without filters the
+             chunks' sums tell the chunk, and only that one is read again
 
 A row is ordered by its gaps (largest logit minus logit), whose float32 bits order as integers do: the threshold is
 an integer between 0 and the bits of infinity, found exactly, ties included.
@@ -24,7 +25,8 @@ from radixrt_kernels.reference_sampling import WORD_BITS, Sampled, SampleInputs
 
 CHUNK = 128
 BLOCK_CHUNKS = 32
-DRAW_BLOCK = 4096
+DRAW_BLOCK = 2048
+DRAW_GROUP = 16
 ADJUST_WARPS = 8
 DRAW_WARPS = 16
 MAX_COLUMNS = 1 << 20
@@ -119,8 +121,8 @@ def _uniform(key):
 
 @triton.jit
 def _key(value, top):
-    """Give the bits of the gap top - value >= 0: smaller = likelier."""
-    return (top - value).to(tl.int32, bitcast=True)
+    """Give the bits of the gap top - value >= 0: smaller = likelier. A gap of -0.0 counts as 0.0."""
+    return (top - value).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -159,19 +161,63 @@ def _search(values, num_values, top, scale, wanted_count, wanted_mass, BLOCK: tl
 
 
 @triton.jit
-def _gather(adjusted, values, ids, num_tokens, top, bound, BLOCK: tl.constexpr):
-    """Write the tokens whose key is at most `bound`, in order; give their number."""
+def _gather(
+    adjusted, tops, chunk_list, values, ids, num_tokens, top, bound,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Write the tokens whose key is at most `bound`, in order; give their number.
+
+    Only the chunks whose largest logit is within the bound are read, GROUP at a time.
+    """
+    chunk = tl.arange(0, CHUNKS)
+    is_listed = (tops > float("-inf")) & (_key(tops, top) <= bound)
+    tl.store(chunk_list + tl.cumsum(is_listed.to(tl.int32), 0) - 1, chunk, mask=is_listed)
+    num_listed = tl.sum(is_listed.to(tl.int32), 0)
+    tl.debug_barrier()  # read below by other threads
     num_values = tl.zeros([], tl.int32)
-    for start in range(0, num_tokens, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        value = tl.load(adjusted + token, mask=token < num_tokens, other=float("-inf"))
-        is_in = (_key(value, top) <= bound) & (token < num_tokens)
+    for start in range(0, num_listed, GROUP):
+        index = start + tl.arange(0, GROUP)
+        listed = tl.load(chunk_list + index, mask=index < num_listed, other=0)
+        tokens = listed[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+        is_token = (index < num_listed)[:, None] & (tokens < num_tokens)
+        loaded = tl.load(adjusted + tokens, mask=is_token, other=float("-inf"))
+        token = tl.reshape(tokens, [GROUP * CHUNK])
+        value = tl.reshape(loaded, [GROUP * CHUNK])
+        is_in = (value > float("-inf")) & (_key(value, top) <= bound)
         place = num_values + tl.cumsum(is_in.to(tl.int32), 0) - 1
         tl.store(values + place, value, mask=is_in)
         tl.store(ids + place, token, mask=is_in)
         num_values += tl.sum(is_in.to(tl.int32), 0)
-    tl.debug_barrier()  # read below by other threads
+    tl.debug_barrier()
     return num_values
+
+
+@triton.jit
+def _first_past(weight, before, target, place):
+    """Give the first place whose cumulated weight exceeds the target, or NO_TOKEN; and the last with weight."""
+    is_past = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
+    first = tl.min(tl.where(is_past, place, NO_TOKEN), 0)
+    return first, tl.max(tl.where(weight > 0, place, 0), 0)
+
+
+@triton.jit
+def _invert_all(
+    adjusted, tops, sums, num_tokens, scale, uniform, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Give the token of a row without filters: first its chunk, by the chunks' sums, then its place in it."""
+    chunk = tl.arange(0, CHUNKS)
+    target = uniform * tl.sum(sums, 0)
+    first, last = _first_past(sums, tl.zeros([], tl.float64), target, chunk)
+    # Rounding may leave the target past the end of all, or of its chunk.
+    first = tl.where(first == NO_TOKEN, last, first)
+    before = tl.sum(tl.where(chunk < first, sums, 0.0), 0)
+    token = first * CHUNK + tl.arange(0, CHUNK)
+    value = tl.load(adjusted + token, mask=token < num_tokens, other=float("-inf"))
+    top = tl.max(value, 0)
+    share = tl.sum(tl.where(chunk == first, sums, 0.0), 0)
+    weight = _weight(_key(value, top), scale).to(tl.float64)
+    place, last = _first_past(weight * (share / tl.sum(weight, 0)), before, target, token)
+    return tl.where(place == NO_TOKEN, last, place)
 
 
 @triton.jit
@@ -213,9 +259,9 @@ def _invert(
         weight, ties = _kept_weights(
             values, index, num_values, top, scale, bound, num_ties, ties, min_p
         )  # fmt: skip
-        is_past = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
-        place = tl.minimum(place, tl.min(tl.where(is_past, index, NO_TOKEN), 0))
-        last = tl.maximum(last, tl.max(tl.where(weight > 0, index, 0), 0))
+        first, last_here = _first_past(weight, before, target, index)
+        place = tl.minimum(place, first)
+        last = tl.maximum(last, last_here)
         before += tl.sum(weight, 0)
     return tl.where(place == NO_TOKEN, last, place)
 
@@ -248,11 +294,28 @@ def _threshold(values, num_values, top, scale, total, top_k, top_p, BLOCK: tl.co
 
 
 @triton.jit
+def _first_bound(
+    row_tops, num_chunks, top, scale, total, top_k, top_p, min_p, CHUNKS: tl.constexpr
+):  # fmt: skip
+    """Give a key beyond which no token is kept, from the chunks' largest logits alone."""
+    bound = tl.full([], INFINITY_BITS, tl.int32)
+    if (top_k > 0) | (top_p < 1.0):
+        # Enough of them, or enough weight, lie within it, so that the filters end there at the latest.
+        wanted_mass = tl.where(top_k > 0, -1.0, top_p * total)
+        bound = _search(row_tops, num_chunks, top, scale, top_k, wanted_mass, CHUNKS)
+    if (min_p > 0.0) & ((top_k == 0) | (top_p >= 1.0)):
+        # The weights of all top-k tokens are needed to know what top-p is a part of, else only those that stay.
+        farthest = -tl.log2(min_p.to(tl.float32)) / scale * 1.001 + 1e-6
+        bound = tl.minimum(bound, tl.maximum(farthest, 0.0).to(tl.int32, bitcast=True))
+    return bound
+
+
+@triton.jit
 def draw_kernel(
-    logits, adjusted, chunk_top, chunk_best, chunk_sum, raw_top, raw_sum, values, ids,
+    logits, adjusted, chunk_top, chunk_best, chunk_sum, raw_top, raw_sum, values, ids, chunk_list,
     numbers, top_ks, keys, token_ids, logprobs, bests,
     stride_logits, num_tokens, num_chunks,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
     row = tl.program_id(0).to(tl.int64)
@@ -275,26 +338,23 @@ def draw_kernel(
         scale = LOG2_E / temperature
         uniform = _uniform(keys + row * 3)
         row_adjusted = adjusted + row * num_tokens
+        sums = tl.load(chunk_sum + stats, mask=is_chunk, other=0.0)
+        sums = sums * _weight(_key(tops, top), scale).to(tl.float64)
         if (top_k > 0) | (top_p < 1.0) | (min_p > 0.0):
-            sums = tl.load(chunk_sum + stats, mask=is_chunk, other=0.0)
-            sums = sums * _weight(_key(tops, top), scale).to(tl.float64)
-            total = tl.sum(tl.where(is_chunk, sums, 0.0), 0)
-            # The chunks' largest logits hold enough tokens or weight by themselves: no token below is kept.
-            wanted_mass = tl.where(top_k > 0, -1.0, top_p * total)
-            row_tops = chunk_top + row * num_chunks
-            bound = tl.full([], INFINITY_BITS, tl.int32)
-            if (top_k > 0) | (top_p < 1.0):
-                bound = _search(row_tops, num_chunks, top, scale, top_k, wanted_mass, CHUNKS)
+            total = tl.sum(sums, 0)
             row_values = values + row * num_tokens
             row_ids = ids + row * num_tokens
-            num_values = _gather(row_adjusted, row_values, row_ids, num_tokens, top, bound, BLOCK)
+            row_tops = chunk_top + row * num_chunks
+            row_list = chunk_list + row * num_chunks
+            bound = _first_bound(row_tops, num_chunks, top, scale, total, top_k, top_p, min_p, CHUNKS)
+            num_values = _gather(
+                row_adjusted, tops, row_list, row_values, row_ids, num_tokens, top, bound, CHUNK, CHUNKS, GROUP
+            )  # fmt: skip
             bound, num_ties = _threshold(row_values, num_values, top, scale, total, top_k, top_p, BLOCK)
             place = _invert(row_values, num_values, top, scale, bound, num_ties, min_p, uniform, BLOCK)
             token = tl.load(row_ids + place)
         else:
-            token = _invert(
-                row_adjusted, num_tokens, top, scale, INFINITY_BITS, NO_TOKEN, min_p, uniform, BLOCK
-            )  # fmt: skip
+            token = _invert_all(row_adjusted, tops, sums, num_tokens, scale, uniform, CHUNK, CHUNKS)
     raw_tops = tl.load(raw_top + stats, mask=is_chunk, other=float("-inf"))
     raw_sums = tl.load(raw_sum + stats, mask=is_chunk, other=0.0)
     raw_best = tl.max(raw_tops, 0)
@@ -352,7 +412,7 @@ def sample(
     adjusted, values = (empty(num_rows, num_token_ids) for _ in range(2))
     ids = empty(num_rows, num_token_ids, dtype=torch.int32)
     tops, raw_tops, raw_sums = (empty(num_rows, num_chunks) for _ in range(3))
-    bests = empty(num_rows, num_chunks, dtype=torch.int32)
+    bests, chunk_list = (empty(num_rows, num_chunks, dtype=torch.int32) for _ in range(2))
     sums = empty(num_rows, num_chunks, dtype=torch.float64)
     drawn = Sampled(empty(num_rows, dtype=torch.int64), empty(num_rows), empty(num_rows))
     if not num_rows:
@@ -364,9 +424,9 @@ def sample(
         CHUNK=CHUNK, CHUNKS=BLOCK_CHUNKS, num_warps=ADJUST_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     draw_kernel[(num_rows,)](
-        logits, adjusted, tops, bests, sums, raw_tops, raw_sums, values, ids,
+        logits, adjusted, tops, bests, sums, raw_tops, raw_sums, values, ids, chunk_list,
         inputs.numbers, inputs.top_k, inputs.keys, drawn.token_ids, drawn.logprobs, drawn.best,
         logits.stride(0), num_token_ids, num_chunks,
-        CHUNKS=triton.next_power_of_2(num_chunks), BLOCK=block, num_warps=DRAW_WARPS, enable_fp_fusion=False,
+        CHUNK=CHUNK, CHUNKS=triton.next_power_of_2(num_chunks), GROUP=DRAW_GROUP, BLOCK=block, num_warps=DRAW_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return drawn
