@@ -133,12 +133,14 @@ class ProgramRun:
         A task that never began its first step is cancelled without a word, so its branch is failed here.
         """
         self.is_closed = True
-        await cancel_all([branch.task for branch in self.branches if branch.task is not None])
-        for branch in self.branches:
-            if branch.queue:
-                cause = RequestAborted(f'program "{self.program}" ended before this call')
-                branch.fail(branch.failure_at(branch.queue[0], cause))
-            branch.close_scope()
+        try:
+            await cancel_all([branch.task for branch in self.branches if branch.task is not None])
+        finally:  # also when this is cancelled
+            for branch in self.branches:
+                if branch.queue:
+                    cause = RequestAborted(f'program "{self.program}" ended before this call')
+                    branch.fail(branch.failure_at(branch.queue[0], cause))
+                branch.close_scope()
 
 
 class Branch:

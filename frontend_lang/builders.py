@@ -215,7 +215,8 @@ def gen(
 
     Args:
         schema: the text is JSON for this type: a Pydantic model, TypedDict, dataclass, `list[Model]`, ... (the value
-            is an instance), or a JSON Schema as a dict (the value is plain JSON data).
+            is an instance, and the text has no keys that it does not know), or a JSON Schema as a dict (the value is
+            plain JSON data).
         type: the text is one plain scalar, and the value is it: str, int, float, Decimal, bool, date, time, datetime,
             UUID, an Enum or a Literal. Whole numbers have at most 18 digits, others 16 and 15 after the point, years
             1000 to 9999.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from frontend_lang.backends import RequestAborted
 from frontend_lang.branch import Listener
 from frontend_lang.events import Event, ProgramDone, TextDelta, VariableSet
-from frontend_lang.waiting import can_wait, wait_for
+from frontend_lang.waiting import can_wait, cancel_all, wait_for
 
 if TYPE_CHECKING:
     from frontend_lang.result import ProgramResult
@@ -108,8 +108,7 @@ class LoopSource:
 
     async def closed(self) -> None:
         """End the program and wait until nothing of it runs."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await cancel_all([self._task])
 
     def close(self) -> None:
         wait_for(self.closed())

@@ -8,12 +8,13 @@ import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, PydanticUserError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest
+from frontend_lang.schemas import NO_SCHEMA, TypeSchema, first_line, portable
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,52 +65,85 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call; `arguments` checks and converts what the model wrote."""
+    """A function that a model may call.
+
+    Attributes:
+        arguments: checks and converts what the model wrote; its fields are the parameters, in order.
+    """
 
     name: str
     description: str
     function: Callable[..., Any]
     arguments: type[BaseModel]
+    parameters: tuple[str, ...]
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
         """Read a function's name, first line of documentation, and typed parameters.
 
         Raises:
-            InvalidRequest: a parameter has no type, a type that is no JSON data, or cannot be named in a call.
+            InvalidRequest: a parameter has no type, a type that is no JSON data, or cannot be named in a call; or the
+                function gives its result in pieces.
         """
         if not inspect.isroutine(function):
             raise InvalidRequest(
                 f"each tool must be a function, got {function!r:.80}", parameter="tools", value=function
             )
-        hints = typing.get_type_hints(function, include_extras=True)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise _refused(function, "it is a generator function, which has no one result")
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+            parameters = inspect.signature(function).parameters
+        except (NameError, TypeError, ValueError) as error:
+            raise _refused(function, str(error)) from None
         fields: dict[str, Any] = {}
-        for name, parameter in inspect.signature(function).parameters.items():
+        for name, parameter in parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise _refused(function, f"parameter {name!r} cannot be passed by name")
             if name not in hints:
                 raise _refused(function, f"parameter {name!r} has no type")
-            fields[name] = (hints[name], ... if parameter.default is parameter.empty else parameter.default)
+            # Pydantic has uses of its own for some names ("schema", "_x"): a parameter's name is its alias.
+            hint: Any = Annotated[portable(hints[name]), Field(alias=name)]
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[f"argument_{len(fields)}"] = (hint, default)
         try:
             arguments = create_model(function.__name__, __config__=ConfigDict(extra="forbid"), **fields)
-            arguments.model_json_schema()
-        except (PydanticSchemaGenerationError, PydanticUserError, NameError) as error:
-            raise _refused(function, str(error)) from None
+            arguments.model_json_schema(schema_generator=TypeSchema)
+        except NO_SCHEMA as error:
+            raise _refused(function, first_line(error)) from None
         description = (inspect.getdoc(function) or "").partition("\n")[0]
-        return cls(function.__name__, description, function, arguments)
+        return cls(function.__name__, description, function, arguments, tuple(parameters))
 
     def schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Give the JSON Schema of the arguments, and its definitions under names of this tool. Pure."""
-        schema = self.arguments.model_json_schema(ref_template=f"#/$defs/{self.name}.{{model}}")
+        schema = self.arguments.model_json_schema(
+            ref_template=f"#/$defs/{self.name}.{{model}}", schema_generator=TypeSchema
+        )
         definitions = schema.pop("$defs", {})
         return schema, {f"{self.name}.{name}": item for name, item in definitions.items()}
 
-    async def run(self, arguments: BaseModel) -> Any:
+    def given(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Check and convert what the model wrote; raises ValueError when it does not fit the signature. Pure."""
+        values = dict(self.arguments.model_validate(written)).values()
+        return dict(zip(self.parameters, values, strict=True))
+
+    async def run(self, given: Mapping[str, Any]) -> Any:
         """Call the function: an async one on this loop, a plain one in a worker thread."""
-        given = dict(arguments)
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**given)
-        return await asyncio.to_thread(self.function, **given)
+        value, error = await asyncio.to_thread(self._outcome, given)
+        if isinstance(error, StopIteration):
+            raise RuntimeError(f"{self.name} raised StopIteration") from error  # as Python does in coroutines
+        if error is not None:
+            raise error
+        return await value if inspect.isawaitable(value) else value  # of an async function inside a plain one
+
+    def _outcome(self, given: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+        """Call the function; a future would wait for ever for a StopIteration that is raised into it."""
+        try:
+            return self.function(**given), None
+        except Exception as error:  # noqa: BLE001 - raised in `run`
+            return None, error
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +205,9 @@ class ToolBox:
             ValueError: the arguments do not fit the signature. Exception: the tool's, with on_error "raise".
         """
         tool = next(tool for tool in self.tools if tool.name == written["name"])
-        arguments = tool.arguments.model_validate(written[self.format.arguments_key])
-        given = dict(arguments)
+        given = tool.given(written[self.format.arguments_key])
         try:
-            value = await tool.run(arguments)
+            value = await tool.run(given)
         except Exception as error:
             if self.on_error == "raise":
                 raise
@@ -186,7 +219,7 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> str:
     """Give the text that tells a model of its tools, for a system message: one JSON Schema a line. Pure."""
     lines = []
     for tool in map(Tool.of, tools):
-        schema = tool.arguments.model_json_schema()
+        schema = tool.arguments.model_json_schema(schema_generator=TypeSchema)
         about = {"name": tool.name, "description": tool.description, "parameters": schema}
         lines.append(json.dumps({"type": "function", "function": about}, ensure_ascii=False))
     return "You can call these functions:\n" + "\n".join(lines)
@@ -204,7 +237,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _shown(value: object) -> str:
     """Give a result as the model sees it: text as it is, everything else as JSON if it can be."""
     if isinstance(value, str):
-        return value
+        return value.encode("utf-8", "backslashreplace").decode()  # odd file names have lone surrogates
     try:
         return to_json(value).decode()
     except PydanticSerializationError:

@@ -6,13 +6,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
 import json
-import operator
 import re
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -21,10 +16,10 @@ from enum import Enum
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from uuid import UUID
 
-import typing_extensions
-from pydantic import BaseModel, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from pydantic import TypeAdapter
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest
+from frontend_lang.schemas import NO_SCHEMA, TypeSchema, first_line, portable
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -103,25 +98,23 @@ def schema_constraint(schema: object) -> Constraint:
     """Constrain to JSON that is valid for a type or a JSON Schema; the value is an instance, or plain JSON data.
 
     Args:
-        schema: a Pydantic model, TypedDict, dataclass, or any other type Pydantic knows (`list[Model]`); or a JSON
-            Schema as a dict.
+        schema: a Pydantic model, TypedDict, dataclass, or any other type Pydantic knows (`list[Model]`): objects hold
+            its own fields only, unless it allows others; or a JSON Schema as a dict, which is taken as it is.
     Raises:
         InvalidRequest: neither.
     """
     if isinstance(schema, Mapping):
         return GrammarSpec.json_schema(copy.deepcopy(dict(schema))), Reader(json.loads)
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        return GrammarSpec.json_schema(schema.model_json_schema()), Reader(schema.model_validate_json)
     is_type = isinstance(schema, type) or get_origin(schema) is not None
     try:
         if not is_type:
             raise TypeError("not a type")
-        adapter: TypeAdapter[Any] = TypeAdapter(_portable(schema))
-        json_schema = adapter.json_schema()
-    except (TypeError, PydanticSchemaGenerationError, PydanticUserError) as error:
+        adapter: TypeAdapter[Any] = TypeAdapter(portable(schema))
+        json_schema = adapter.json_schema(schema_generator=TypeSchema)
+    except NO_SCHEMA as error:
         raise InvalidRequest(
             "schema must be a Pydantic model, TypedDict, dataclass or other type of JSON data, or a JSON Schema as a "
-            f"dict, got {schema!r:.80}: {error}",
+            f"dict, got {schema!r:.80}: {first_line(error)}",
             parameter="schema",
             value=schema,
         ) from None
@@ -167,34 +160,6 @@ def _plain(value: object) -> str:
         parameter="type",
         value=value,
     )
-
-
-def _portable(annotation: Any) -> Any:
-    """Rebuild TypedDicts of `typing` as those of typing_extensions, which Pydantic needs before Python 3.12."""
-    if typing_extensions.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        fields = {
-            name: _portable(hint)
-            if name in annotation.__required_keys__
-            else typing_extensions.NotRequired[_without_mark(_portable(hint))]
-            for name, hint in hints.items()
-        }
-        return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
-    arguments = get_args(annotation)
-    if not arguments or dataclasses.is_dataclass(annotation):
-        return annotation
-    parts = tuple(_portable(argument) for argument in arguments)
-    origin = get_origin(annotation)
-    if parts == arguments or origin is None:
-        return annotation
-    if origin in (typing.Union, types.UnionType):
-        return functools.reduce(operator.or_, parts)
-    return origin[parts]
-
-
-def _without_mark(annotation: Any) -> Any:
-    is_marked = get_origin(annotation) in (typing.NotRequired, typing.Required)
-    return get_args(annotation)[0] if is_marked else annotation
 
 
 def healed_grammar(grammar: GrammarSpec | None, healed: str) -> GrammarSpec | None:

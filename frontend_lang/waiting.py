@@ -69,11 +69,17 @@ def block_on(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """
     if can_wait():
         return wait_for(start())
+    if _has_running_loop():
+        return _run_in_thread(start)
+    return asyncio.run(start())
+
+
+def _has_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(start())
-    return _run_in_thread(start)
+        return False
+    return True
 
 
 def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -130,7 +136,22 @@ async def all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks that still run and wait until all have ended; their errors stay with them."""
+    """Cancel the tasks that still run and wait until all have ended; their errors stay with them.
+
+    Being cancelled meanwhile cancels them once more, and is told only when nothing of them runs.
+    """
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    told: asyncio.CancelledError | None = None
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            told = error
+            for task in running:
+                task.cancel()
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # else asyncio says that nobody looked at it
+    if told is not None:
+        raise told

@@ -45,6 +45,9 @@ class Point(BaseModel):
     x: int
 
 
+CLOSED_POINT = {**Point.model_json_schema(), "additionalProperties": False}
+
+
 @program
 def ask(s, question="Why?"):
     s += system("Short.") + user(question) + assistant(gen("answer", max_tokens=9, temperature=0, stop="\n"))
@@ -129,7 +132,7 @@ def test_a_schema_becomes_a_response_format_and_a_typed_value():
         assert point.with_options(backend=on(server)).run()["point"] == Point(x=3)
     assert server.bodies[0]["response_format"] == {
         "type": "json_schema",
-        "json_schema": {"name": "value", "schema": Point.model_json_schema(), "strict": True},
+        "json_schema": {"name": "value", "schema": CLOSED_POINT, "strict": True},
     }
 
 
