@@ -58,6 +58,7 @@ def probed(url):
 
 def load(url, *, num_clients, seconds, seed, ends=frozenset(), during=None):
     """Let clients ask for so long; `during` runs beside them in a thread."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request is a load of its own
     seen = Seen()
 
     async def go():
