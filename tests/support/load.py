@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,27 +159,68 @@ async def _lines(response: httpx2.Response) -> AsyncIterator[str | None]:
         yield None
 
 
+_PROBE = """
+import http.client, json, select, sys, time
+host, port = sys.argv[1].removeprefix("http://").split(":")
+seconds, statuses = [], []
+connection = http.client.HTTPConnection(host, int(port), timeout=30)
+while not select.select([sys.stdin], [], [], 0.02)[0]:
+    started = time.monotonic()
+    connection.request("GET", "/health")
+    response = connection.getresponse()
+    response.read()
+    statuses.append(response.status)
+    seconds.append(time.monotonic() - started)
+json.dump([seconds, statuses], sys.stdout)
+"""
+
+
 class Prober:
-    """Ask /health again and again, in a thread of its own so that the load's clients do not delay it."""
+    """Ask /health again and again, in a process of its own so that the load's clients do not delay it."""
 
     def __init__(self, url: str) -> None:
         self.seconds: list[float] = []
-        self.statuses: Counter[int] = Counter()
-        self._url = url
-        self.is_over = False
+        self.statuses: set[int] = set()
+        command = [sys.executable, "-c", _PROBE, url]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def run(self) -> None:
-        """Probe until `is_over`."""
-        with httpx2.Client(base_url=self._url, timeout=30) as http:
-            while not self.is_over:
-                started = time.monotonic()
-                try:
-                    self.statuses[http.get("/health").status_code] += 1
-                except httpx2.TransportError:
-                    self.statuses[0] += 1
-                self.seconds.append(time.monotonic() - started)
-                time.sleep(0.02)
+    def stop(self) -> None:
+        """End it and read what it saw."""
+        written, _ = self._process.communicate(b"stop", timeout=60)
+        self.seconds, statuses = json.loads(written)
+        self.statuses = set(statuses)
 
     def quantile_s(self, share: float) -> float:
         """Give the time that this share did not exceed."""
         return sorted(self.seconds)[int(share * (len(self.seconds) - 1))]
+
+
+_IDLE = """
+import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # one packet: two would wait for each other
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+    def log_message(self, *arguments):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@contextmanager
+def idle_server() -> Iterator[str]:
+    """Run a server that does nothing else, in a process of its own: what it takes to answer is the machine's."""
+    process = subprocess.Popen([sys.executable, "-c", _IDLE], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
