@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-# Without a GPU, Triton interprets kernels on the host. It reads this when it is first imported, so it stands here;
-# tests that compile kernels do so in a process of their own.
-if not Path("/dev/nvidiactl").exists():
+# Without a GPU that torch can use, Triton interprets kernels on the host. It reads this when it is first imported,
+# so it stands here; tests that compile kernels do so in a process of their own.
+if not Path("/dev/nvidiactl").exists() or version("torch").endswith("+cpu"):
     os.environ["TRITON_INTERPRET"] = "1"
 # One compute thread: the models of the unit tests are tiny and the machine is shared.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

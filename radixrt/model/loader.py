@@ -47,7 +47,7 @@ def load_model(
     if kernels == "torch":
         return Decoder(spec, weights, TorchAttention())
     if device.type != "cpu":
-        return Decoder(spec, weights, _device_attention(spec, device, dtype))
+        return Decoder(spec, weights, device_attention(spec, device=device, dtype=dtype))
     try:
         return NativeDecoder.build(
             spec,
@@ -62,7 +62,8 @@ def load_model(
         return Decoder(spec, weights, TorchAttention())
 
 
-def _device_attention(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+def device_attention(spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """Give the attention for a device other than a CPU; warns once when Triton's cannot be had on CUDA."""
     if device.type != "cuda":
         return TorchAttention()
     try:

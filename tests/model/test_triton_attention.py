@@ -7,6 +7,7 @@ from radixrt.kv.store import KVStore
 from radixrt.model.attention import TorchAttention, TritonAttention
 from radixrt.model.decoder import Decoder
 from radixrt.model.inputs import BatchInputs
+from radixrt.model.loader import device_attention
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
 from tests.support.models import tiny_model
@@ -58,6 +59,20 @@ def test_logits_equal_those_of_the_reference(kind, tmp_path):
     for expected, got in zip(*logits, strict=True):
         # float32 sums in another order, on logits of order 10
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_cuda_device_gets_triton_where_the_shape_has_a_kernel(tmp_path, caplog):
+    cuda = torch.device("cuda")
+    small = ModelSpec.load(tiny_model("llama", tmp_path / "small"))
+    large = ModelSpec.load(tiny_model("llama", tmp_path / "large", head_dim=64))
+    options = {"device": cuda, "dtype": torch.bfloat16}
+    assert isinstance(device_attention(large, **options), TritonAttention)
+    assert not caplog.records
+    assert isinstance(device_attention(small, **options), TorchAttention)
+    assert "head dimension must be one of (64, 128), got 16; the slower torch attention" in caplog.text
+    assert isinstance(
+        device_attention(large, device=torch.device("mps"), dtype=torch.float32), TorchAttention
+    )
 
 
 def test_a_model_without_a_kernel_is_refused(tmp_path):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from radixrt_kernels.gpu.checks import is_interpreted
 from radixrt_kernels.reference import paged_attention
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cpu" if is_interpreted() else "cuda")  # tests/conftest.py decides
 # Norm of the difference over norm of the float64 result: rounding of the inputs' type, for bfloat16 also of the
 # interpreter's cast, which cuts off.
 TOLERANCE = {

@@ -26,7 +26,8 @@ class DecodeConfig:
         min_chunk_tokens: a page segment is not split finer.
         num_programs: programs wanted in flight; segments are split until there are about so many.
         min_shared_tokens: two sequences read a common segment once when it is at least this long; many
-            sequences already at half of it. Break-even in bytes is 16 (facts in kernels/README.md).
+            sequences already at half of it. In bytes alone 16 tokens would do for D = 128, R = 4 (their keys
+            and values against two partial results); the rest pays for the merge.
     """
 
     block_tokens: int
