@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest, SamplingParams
+from frontend_lang.backends.unicode import check_unicode
 from frontend_lang.decisions import Decisions, Question, checked_questions
 from frontend_lang.limits import CallLimits, Retry, checked_retry, checked_timeout
 from frontend_lang.nodes import (
@@ -425,6 +426,8 @@ def _check_known(what: str, options: Mapping[str, Any], known: Iterable[str]) ->
 def _checked_name(name: object) -> str | None:
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidRequest(f"name must be a non-empty string, got {name!r}", parameter="name", value=name)
+    if name is not None:
+        check_unicode(name, "name")
     return name
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 from frontend_lang.backends import ProgramError
+from frontend_lang.backends.unicode import escaped
 
 
 class Readable(Protocol):
@@ -155,5 +156,5 @@ class Failure:
 
 def summary(error: BaseException) -> str:
     """Give an error's type and the first line of its text. Pure."""
-    lines = str(error).strip().splitlines()
+    lines = escaped(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
