@@ -102,6 +102,9 @@ class Outcomes(Sequence[Outcome[R_co]]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __repr__(self) -> str:
+        return f"Outcomes({list(self._items)!r})"  # looks at none of them
+
     @overload
     def __getitem__(self, index: int) -> Outcome[R_co]: ...
 
