@@ -304,7 +304,8 @@ class Program(Generic[P, R]):
     def dry_run(self, /, *args: P.args, **kwargs: P.kwargs) -> DryRun:
         """Give the prompts of all calls without sending any.
 
-        The first are exact; later ones may hold stand-ins for what the model would have written (see DryBackend).
+        The first are exact; later ones may hold stand-ins for what the model would have written (see DryBackend). The
+        program's own code runs, and so does a tool where the DryBackend was given a call of it.
         """
         backend = self._chosen_backend()
         dry = backend if isinstance(backend, DryBackend) else DryBackend(backend)

@@ -51,3 +51,18 @@ def test_a_failure_that_speaks_of_such_text_can_be_saved_and_shown(error, tmp_pa
     (tmp_path / "run.html").write_text(loaded.html(), encoding="utf-8")
     with pytest.raises(ProgramError, match=r"caf\\udce9"):
         says.with_options(backend=loaded.replay()).run("text")
+
+
+def test_a_name_that_a_terminal_would_obey_is_shown_as_what_it_is():
+    @program
+    def named(s):
+        s += "x" + gen("\x1b[2J\n")
+
+    result = named.with_options(backend=ScriptedBackend()).run()
+    for shown in (
+        str(result.trace),
+        result.table(),
+        str(named.with_options(backend=ScriptedBackend()).dry_run()),
+    ):
+        assert r"gen '\x1b[2J\n'" in shown
+        assert "\x1b" not in shown
