@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest, SamplingParams
+from frontend_lang.backends.unicode import check_unicode
 from frontend_lang.decisions import Decisions, Question, checked_questions
 from frontend_lang.limits import CallLimits, Retry, checked_retry, checked_timeout
 from frontend_lang.nodes import (
@@ -111,7 +112,7 @@ class ToolOptions(GenOptions, total=False):
 class SelectOptions(TypedDict, total=False):
     """The options of `select`, which says what each means."""
 
-    method: Method
+    method: Method | None
     choices_method: Method | None
     temperature: float
     timeout_s: float | None
@@ -259,7 +260,7 @@ def select(
     name: str | None = None,
     choices: Sequence[str] = (),
     *,
-    method: Method = "token_length_normalised",
+    method: Method | None = None,
     choices_method: Method | None = None,
     temperature: float = 0.0,
     timeout_s: float | None = None,
@@ -271,7 +272,8 @@ def select(
     a whole, whatever the method.
 
     Args:
-        method: who wins, the first of equals. "token_length_normalised": the highest mean log-probability per token.
+        method: who wins, the first of equals. "token_length_normalised" (default): the highest mean log-probability
+            per token.
             "greedy_token": the one reached by taking the likeliest next token every time. "unconditional_likelihood":
             the one that the transcript makes most likelier than it is by itself.
         choices_method: another name for it.
@@ -280,6 +282,12 @@ def select(
         InvalidRequest: no choices, an empty one, or two that are equal; no such method.
     """
     GrammarSpec.choice(choices)  # the same rules hold
+    if choices_method is not None and method is not None:
+        raise InvalidRequest(
+            "choices_method is another name of method: give one of them",
+            parameter="choices_method",
+            value=choices_method,
+        )
     if temperature != 0:
         raise InvalidRequest(
             f"temperature must be 0 in select, got {temperature!r}; gen(choices=...) draws one",
@@ -287,7 +295,12 @@ def select(
             value=temperature,
         )
     limits = CallLimits(checked_timeout(timeout_s), checked_retry(retries))
-    return Select(_checked_name(name), tuple(choices), checked_method(choices_method or method), limits)
+    return Select(
+        _checked_name(name),
+        tuple(choices),
+        checked_method(method or choices_method or "token_length_normalised"),
+        limits,
+    )
 
 
 def decide(
@@ -313,14 +326,49 @@ def decide(
 
 
 def _translate(given: dict[str, Any]) -> None:
-    """Rename the options that programs written for SGLang use."""
+    """Rename the options that programs written for SGLang use.
+
+    Raises:
+        InvalidRequest: an option under both of its names; a schema that is no JSON.
+    """
     for other, ours in _OTHER_NAMES.items():
         if other in given:
+            _check_one_name(given, ours, other)
             value = given.pop(other)
-            given[ours] = json.loads(value) if other == "json_schema" and isinstance(value, str) else value
+            is_text = other == "json_schema" and isinstance(value, str)
+            given[ours] = _parsed(value) if is_text else value
+    for other in _LOGPROB_NAMES:
+        if other in given:
+            _check_one_name(given, "logprobs", other)
     is_wanted, num_top = given.pop("return_logprob", None), given.pop("top_logprobs_num", None)
+    if not isinstance(is_wanted, bool | None):
+        raise InvalidRequest(
+            f"return_logprob must be a bool, got {is_wanted!r}", parameter="return_logprob", value=is_wanted
+        )
+    if is_wanted is False and num_top:
+        raise InvalidRequest(
+            "top_logprobs_num has no effect with return_logprob=False",
+            parameter="top_logprobs_num",
+            value=num_top,
+        )
     if is_wanted or num_top:
-        given.setdefault("logprobs", num_top or 0)
+        given["logprobs"] = num_top or 0
+
+
+def _check_one_name(given: Mapping[str, Any], ours: str, other: str) -> None:
+    if ours in given:
+        raise InvalidRequest(
+            f"{other} is another name of {ours}: give one of them", parameter=other, value=given[other]
+        )
+
+
+def _parsed(schema: str) -> Any:
+    try:
+        return json.loads(schema)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"json_schema must be JSON: {error}", parameter="json_schema", value=schema
+        ) from None
 
 
 def _tools_of(name: str | None, given: dict[str, Any], limits: CallLimits) -> UseTools[Any]:
@@ -425,6 +473,8 @@ def _check_known(what: str, options: Mapping[str, Any], known: Iterable[str]) ->
 def _checked_name(name: object) -> str | None:
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidRequest(f"name must be a non-empty string, got {name!r}", parameter="name", value=name)
+    if name is not None:
+        check_unicode(name, "name")
     return name
 
 

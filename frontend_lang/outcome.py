@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 from frontend_lang.backends import ProgramError
+from frontend_lang.backends.unicode import escaped
 
 
 class Readable(Protocol):
@@ -101,6 +102,9 @@ class Outcomes(Sequence[Outcome[R_co]]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __repr__(self) -> str:
+        return f"Outcomes({list(self._items)!r})"  # looks at none of them
+
     @overload
     def __getitem__(self, index: int) -> Outcome[R_co]: ...
 
@@ -155,5 +159,5 @@ class Failure:
 
 def summary(error: BaseException) -> str:
     """Give an error's type and the first line of its text. Pure."""
-    lines = str(error).strip().splitlines()
+    lines = escaped(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

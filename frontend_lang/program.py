@@ -98,6 +98,8 @@ class Program(Generic[P, R]):
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
 
     def __post_init__(self) -> None:
+        if not (inspect.isfunction(self.function) or inspect.ismethod(self.function)):
+            raise TypeError(f"a program is made of a function or method, got {self.function!r:.80}")
         if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
             raise TypeError(f"{self.name} must be a plain or async function, got a generator function")
         self.__dict__.update(
@@ -201,6 +203,8 @@ class Program(Generic[P, R]):
         if unknown:
             raise TypeError(f"{self.name}.run_batch has no option {min(unknown)!r}")
         program, _ = self._with_familiar(options)
+        if max_concurrency is not None and num_threads != "auto":
+            raise TypeError("num_threads is another name of max_concurrency: give one of them")
         limit = max_concurrency if max_concurrency is not None else num_threads
         return program.map(
             items,
@@ -300,7 +304,8 @@ class Program(Generic[P, R]):
     def dry_run(self, /, *args: P.args, **kwargs: P.kwargs) -> DryRun:
         """Give the prompts of all calls without sending any.
 
-        The first are exact; later ones may hold stand-ins for what the model would have written (see DryBackend).
+        The first are exact; later ones may hold stand-ins for what the model would have written (see DryBackend). The
+        program's own code runs, and so does a tool where the DryBackend was given a call of it.
         """
         backend = self._chosen_backend()
         dry = backend if isinstance(backend, DryBackend) else DryBackend(backend)

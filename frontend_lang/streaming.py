@@ -145,7 +145,13 @@ class _History(Generic[R]):
         return self.result
 
     def texts(self, event: Event | None, name: str | None) -> tuple[str, bool]:
-        """Give what an event adds to the root's text, or to one variable of it, and whether nothing follows. Pure."""
+        """Give what an event adds to the root's text, or to one variable of it, and whether nothing follows.
+
+        Raises:
+            ProgramError: the program is over and the variable has no value.
+        """
+        if event is None and name is not None:
+            self.final()[name]
         match event:
             case TextDelta(branch="root") if name is None or event.name == name:
                 return event.text, False
@@ -186,7 +192,8 @@ class ProgramStream(Generic[R]):
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Give text as it comes: all of the transcript, or only what variable `var_name` gets, each time it is set.
 
-        With a name it ends when the variable has its value; the program goes on.
+        With a name it ends when the variable has its value; the program goes on. Raises like `stream[name]` when the
+        program ends without such a value.
         """
         try:
             for index in itertools.count():

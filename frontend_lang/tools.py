@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
 from frontend_lang.backends import GrammarSpec, InvalidRequest
+from frontend_lang.backends.unicode import escaped
 from frontend_lang.schemas import NO_SCHEMA, TypeSchema, first_line, portable
 
 
@@ -211,7 +212,8 @@ class ToolBox:
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            return ToolCall(tool.name, given, None, f"error: {type(error).__name__}: {error}", error)
+            told = escaped(f"error: {type(error).__name__}: {error}")
+            return ToolCall(tool.name, given, None, told, error)
         return ToolCall(tool.name, given, value, _shown(value))
 
 
@@ -237,11 +239,11 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _shown(value: object) -> str:
     """Give a result as the model sees it: text as it is, everything else as JSON if it can be."""
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()  # odd file names have lone surrogates
+        return escaped(value)
     try:
         return to_json(value).decode()
     except PydanticSerializationError:
-        return str(value)
+        return escaped(str(value))
 
 
 def _refused(function: Callable[..., Any], why: str) -> InvalidRequest:

@@ -42,6 +42,13 @@ class CallRecord:
     error: str | None = None
 
     @property
+    def label(self) -> str:
+        """Give kind and name, on one line and without what a terminal would obey."""
+        if not self.name:
+            return self.kind
+        return f"{self.kind} {self.name if self.name.isprintable() else repr(self.name)}"
+
+    @property
     def prompt_tokens(self) -> int:
         return self.usage.prompt_tokens
 
@@ -76,10 +83,7 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
 def table(calls: Sequence[CallRecord]) -> str:
     """Give a plain-text table of calls, one a line, and their total. Pure."""
     head = ("call", "branch", "prompt", "cached", "computed", "forced", "output", "seconds")
-    rows = [
-        (f"{call.kind} {call.name or ''}".rstrip(), call.branch, *_counts(call.usage), f"{call.seconds:.3f}")
-        for call in calls
-    ]
+    rows = [(call.label, call.branch, *_counts(call.usage), f"{call.seconds:.3f}") for call in calls]
     total = total_usage([call.usage for call in calls])
     rows.append(("total", "", *_counts(total), f"{sum(call.seconds for call in calls):.3f}"))
     return lined_up(head, rows, num_left=2)

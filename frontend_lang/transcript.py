@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend_lang.backends import Backend, FinishReason, InvalidRequest, Sample, SamplingParams, TextPiece
+from frontend_lang.backends.unicode import check_unicode
 
 _MOST_HEALED_TOKENS = 4  # a character has at most 4 bytes, so at most so many tokens
 _HEAL_WINDOW_TOKENS = 16
@@ -133,9 +134,14 @@ class Transcript:
         return Healed()
 
     def add_text(self, text: str, *, is_template: bool = False) -> None:
-        """Append text; it is encoded when ids are next needed."""
+        """Append text; it is encoded when ids are next needed.
+
+        Raises:
+            InvalidRequest: a lone surrogate.
+        """
         if not text:
             return
+        check_unicode(text, "text")
         self._segments.append(Segment(text, is_template))
         if self._pieces and self._pieces[-1].is_template == is_template:
             text = self._pieces.pop().text + text

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
+from pydantic import BaseModel, Field, NonNegativeInt, StrictInt, ValidationError
 
 from frontend_lang.backends.chat_text import ChatText
 from frontend_lang.backends.remote import RemoteError, error_of, told_by
+from frontend_lang.backends.unicode import is_unicode
 from frontend_lang.backends.values import (
     FinishReason,
     GrammarSpec,
@@ -21,6 +23,49 @@ from frontend_lang.backends.values import (
 )
 
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+class _Delta(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+
+
+class _Token(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, Field(ge=0, le=255)]] | None = None
+
+
+class _RankedToken(_Token):
+    top_logprobs: list[_Token] = []
+
+
+class _Logprobs(BaseModel):
+    content: list[_RankedToken] | None = None
+
+
+class _Choice(BaseModel):
+    index: StrictInt = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _CachedTokens(BaseModel):
+    cached_tokens: NonNegativeInt | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: NonNegativeInt | None = None
+    completion_tokens: NonNegativeInt | None = None
+    prompt_tokens_details: _CachedTokens | None = None
+
+
+class _Event(BaseModel):
+    """What of a chat completion's event is read; everything else may be there."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
 
 
 class ChatAnswer:
@@ -36,18 +81,26 @@ class ChatAnswer:
         self._reasons: list[FinishReason | None] = [None] * sampling.n
         self._usage = Usage()
 
-    def push(self, event: Mapping[str, Any]) -> Iterator[OutputChunk]:
+    def push(self, told: Mapping[str, Any]) -> Iterator[OutputChunk]:
         """Take an event and give its chunks.
 
         Raises:
             RemoteError: an error in mid-stream, a refusal, or an answer that breaks the protocol.
         """
-        if event.get("error") is not None:
-            told = told_by(event["error"])
-            raise error_of(replace(told, message=f"the server broke off: {told.message}"))
-        if (usage := event.get("usage")) is not None:
-            self._usage = _usage(usage)
-        for choice in event.get("choices") or ():
+        if told.get("error") is not None:
+            error = told_by(told["error"])
+            raise error_of(replace(error, message=f"the server broke off: {error.message}"))
+        try:
+            event = _Event.model_validate(told)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "/".join(str(part) for part in first["loc"])
+            raise RemoteError(
+                f"the server sent an event that is no part of a chat completion: {where}: {first['msg']}"
+            ) from error
+        if event.usage is not None:
+            self._usage = _usage(event.usage)
+        for choice in event.choices or ():
             yield from self._chunk(choice)
 
     def finish(self) -> Iterator[OutputChunk]:
@@ -64,17 +117,23 @@ class ChatAnswer:
             is_last = index == len(self._reasons) - 1
             yield OutputChunk(index, "", (), reason, usage=self._usage if is_last else None)
 
-    def _chunk(self, choice: Mapping[str, Any]) -> Iterator[OutputChunk]:
-        index, delta = choice.get("index", 0), choice.get("delta") or {}
-        if not isinstance(index, int) or not 0 <= index < self._sampling.n:
+    def _chunk(self, choice: _Choice) -> Iterator[OutputChunk]:
+        index, delta = choice.index, choice.delta or _Delta()
+        if not 0 <= index < self._sampling.n:
             raise RemoteError(f"the server answered with sample {index!r} of {self._sampling.n}")
-        if refusal := delta.get("refusal"):
-            raise RemoteError(f"the model refused to answer: {refusal}")
-        if (reason := choice.get("finish_reason")) is not None:
+        if delta.refusal:
+            raise RemoteError(f"the model refused to answer: {delta.refusal}")
+        content = delta.content or ""
+        if not is_unicode(content):
+            raise RemoteError(f"the server sent text that is no Unicode: {content[:40]!r}")
+        if content and self._reasons[index] is not None:
+            raise RemoteError(f"the server sent more text of sample {index} after its end")
+        if (reason := choice.finish_reason) is not None:
             if reason not in REASONS:
                 raise RemoteError(f"the server ended sample {index} for the reason {reason!r}")
+            if self._reasons[index] not in (None, REASONS[reason]):
+                raise RemoteError(f"the server ended sample {index} for two reasons")
             self._reasons[index] = REASONS[reason]
-        content = delta.get("content") or ""
         self._contents[index] += content
         logprobs: tuple[TokenLogprob, ...] = ()
         if self._sampling.logprobs is not None:
@@ -85,19 +144,18 @@ class ChatAnswer:
         if content or token_ids:
             yield OutputChunk(index, content, token_ids, logprobs=logprobs)
 
-    def _logprobs(self, choice: Mapping[str, Any], *, is_needed: bool) -> Iterator[TokenLogprob]:
-        entries = (choice.get("logprobs") or {}).get("content")
+    def _logprobs(self, choice: _Choice, *, is_needed: bool) -> Iterator[TokenLogprob]:
+        entries = None if choice.logprobs is None else choice.logprobs.content
         if entries is None:
             if is_needed:
                 raise RemoteError("the server gave no logprobs, which the call asks for")
             return
         for entry in entries:
-            top = tuple((self._token(other), float(other["logprob"])) for other in entry["top_logprobs"])
-            yield TokenLogprob(self._token(entry), float(entry["logprob"]), top)
+            top = tuple((self._token(other), other.logprob) for other in entry.top_logprobs)
+            yield TokenLogprob(self._token(entry), entry.logprob, top)
 
-    def _token(self, entry: Mapping[str, Any]) -> int:
-        token = entry.get("bytes")
-        return self._text.token(entry["token"].encode() if token is None else bytes(token))
+    def _token(self, entry: _Token) -> int:
+        return self._text.token(entry.token.encode() if entry.bytes is None else bytes(entry.bytes))
 
 
 def check_constraint(grammar: GrammarSpec, text: str) -> None:
@@ -117,11 +175,11 @@ def check_constraint(grammar: GrammarSpec, text: str) -> None:
             raise RemoteError(f"the server did not keep to the schema: {why}") from error
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
+def _usage(told: _Usage) -> Usage:
     """Give the server's counts; what it does not tell counts as 0. Pure."""
-    num_prompt, num_output = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
-    details = usage.get("prompt_tokens_details") or {}
-    num_cached = min(int(details.get("cached_tokens") or 0), num_prompt)
+    num_prompt, num_output = told.prompt_tokens or 0, told.completion_tokens or 0
+    num_cached = 0 if told.prompt_tokens_details is None else told.prompt_tokens_details.cached_tokens or 0
+    num_cached = min(num_cached, num_prompt)
     return Usage(
         prompt_tokens=num_prompt,
         cached_tokens=num_cached,

@@ -10,6 +10,7 @@ from frontend_lang.backends.protocol import ScoredContinuation
 from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
+    InvalidRequest,
     OutputChunk,
     OutputCollector,
     SamplingParams,
@@ -55,6 +56,12 @@ async def scored(
             return await generate(request)
 
     outputs = await all_or_first_error([seated(request) for request in requests])
+    for output, continuation in zip(outputs, continuations, strict=True):
+        if len(output.prompt_logprobs) < len(continuation):
+            raise InvalidRequest(
+                "select needs a runtime that gives log-probabilities of the prompt",
+                parameter="prompt_logprobs",
+            )
     return [
         ScoredContinuation(
             tuple(entry.logprob for entry in output.prompt_logprobs[-len(continuation) :]), output.usage

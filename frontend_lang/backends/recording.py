@@ -17,6 +17,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from frontend_lang.backends.protocol import Backend, ScoredContinuation, call_site
+from frontend_lang.backends.unicode import escaped
 from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
@@ -326,7 +327,7 @@ def recorded_error(error: BaseException, transient: tuple[type[Exception], ...])
     """Describe an error as data. Pure."""
     kind = "CancelledError" if isinstance(error, GeneratorExit) else type(error).__name__
     parameter = error.parameter if isinstance(error, RequestError) else None
-    return RecordedError(kind, str(error), parameter, isinstance(error, transient))
+    return RecordedError(kind, escaped(str(error)), parameter, isinstance(error, transient))
 
 
 def history_key(history: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:

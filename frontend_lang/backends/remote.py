@@ -149,18 +149,26 @@ class Remote:
                 raise RemoteError(f"{self.url}{path} did not stream: {_said(error)}") from error
             except httpx2.TransportError as error:
                 raise RemoteUnavailable(f"{self.url}{path} broke off: {_said(error)}") from error
+            except httpx2.DecodingError as error:
+                raise _unreadable(f"{self.url}{path}", error) from error
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Post a body and give the JSON that comes back; raises like `events`."""
         async with self, self._answer("POST", path, body) as response:
-            return self._json(path, await response.aread())
+            return await self._json(path, response)
 
     async def get(self, path: str) -> Any:
         """Give the JSON at a path; raises like `events`."""
         async with self, self._answer("GET", path, None) as response:
-            return self._json(path, await response.aread())
+            return await self._json(path, response)
 
-    def _json(self, path: str, content: bytes) -> Any:
+    async def _json(self, path: str, response: httpx2.Response) -> Any:
+        try:
+            content = await response.aread()
+        except httpx2.TransportError as error:
+            raise RemoteUnavailable(f"{self.url}{path} broke off: {_said(error)}") from error
+        except httpx2.DecodingError as error:
+            raise _unreadable(f"{self.url}{path}", error) from error
         try:
             return json.loads(content)
         except ValueError as error:
@@ -198,6 +206,8 @@ class Remote:
                 content = await response.aread()
         except httpx2.TransportError as error:
             raise RemoteUnavailable(f"{self.url}{path} cannot be reached: {_said(error)}") from error
+        except httpx2.DecodingError as error:
+            raise _unreadable(f"{self.url}{path}", error) from error
         raise self._refusal(path, response, content)
 
     def _refusal(self, path: str, response: httpx2.Response, content: bytes) -> Exception:
@@ -305,6 +315,10 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         if 0 <= seconds < float("inf"):
             return seconds
     return None
+
+
+def _unreadable(place: str, error: Exception) -> RemoteError:
+    return RemoteError(f"{place} answered with what cannot be unpacked: {_said(error)}")
 
 
 def _said(error: Exception) -> str:

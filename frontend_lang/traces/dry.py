@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontend_lang.traces.model import Trace
-from frontend_lang.traces.text import label
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def dry_run_of(trace: Trace, stand_ins: Sequence[str]) -> DryRun:
     """Give the prompts of a trace. Pure."""
     prompts = tuple(
         DryPrompt(
-            label(call),
+            call.label,
             call.branch,
             call.location,
             text,

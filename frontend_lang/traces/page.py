@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from frontend_lang.backends import Usage
 from frontend_lang.trace import CallRecord
-from frontend_lang.traces.text import label
 from frontend_lang.traces.tree import Called, Forked, Item, Said, items
 from frontend_lang.transcript import Segment
 
@@ -107,7 +106,7 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
 def _call(trace: Trace, call: CallRecord) -> Iterator[str]:
     times = trace.times(call.index)
     yield f'<details class="call" data-call="{call.index}" data-kind="{_safe(call.kind)}" data-of="{_safe(call.branch)}">'
-    yield f"<summary><b>{_safe(label(call))}</b>"
+    yield f"<summary><b>{_safe(call.label)}</b>"
     for name, count in _counts(call.usage):
         yield f'<span class="count" data-count="{name}">{name} {count}</span>'
     yield f'<span class="count">{call.seconds:.3f} s</span>'

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from frontend_lang.outcome import Err, Ok
 from frontend_lang.trace import CallRecord, lined_up, total_usage
-from frontend_lang.traces.text import label
 
 if TYPE_CHECKING:
     from frontend_lang.result import ProgramResult
@@ -26,7 +25,7 @@ def cache_table(results: Iterable[ProgramResult[Any] | Ok[Any] | Err]) -> str:
             num_failed += 1
             continue
         for call in (result.unwrap() if isinstance(result, Ok) else result).calls:
-            sites.setdefault(label(call), []).append(call)
+            sites.setdefault(call.label, []).append(call)
     rows = [_row(site, calls) for site, calls in sites.items()]
     rows.append(_row("total", [call for calls in sites.values() for call in calls]))
     text = lined_up(

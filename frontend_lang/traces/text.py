@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from frontend_lang.backends import Usage
-from frontend_lang.trace import CallRecord
 from frontend_lang.traces.tree import Called, Forked, Item, Said, items
 
 if TYPE_CHECKING:
@@ -34,11 +33,6 @@ def counts(usage: Usage) -> str:
     )
 
 
-def label(call: CallRecord) -> str:
-    """Give a call's kind and name. Pure."""
-    return f"{call.kind} {call.name}" if call.name else call.kind
-
-
 def _branch(trace: Trace, branch: TracedBranch, margin: str) -> Iterator[str]:
     found = [item for item in items(trace, branch) if not isinstance(item, Said) or _own(item)]
     for place, item in enumerate(found):
@@ -58,7 +52,7 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
             times = trace.times(call.index)
             first = "" if times.first_token_s is None else f", first token {times.first_token_s:.3f} s"
             tries = f", {times.num_requests} requests" if times.num_requests > 1 else ""
-            yield f"{label(call)}  {counts(call.usage)}, {call.seconds:.3f} s{first}{tries}"
+            yield f"{call.label}  {counts(call.usage)}, {call.seconds:.3f} s{first}{tries}"
             if call.distribution is not None:
                 yield "   " + ", ".join(
                     f"{choice!r} {share:.0%}" for choice, share in call.distribution.items()

@@ -133,3 +133,12 @@ def test_a_server_that_tells_no_tokenizer_is_refused(told):
         server.info = told
         with pytest.raises(RemoteError, match="not what a radixrt server tells"):
             HttpBackend.connect(server.url)
+
+
+def test_scores_that_a_server_leaves_out_are_an_error():
+    chunk = {"sample_index": 0, "text": "", "token_ids": [], "finish_reason": "length", "usage": {}}
+    with serving(Answer([chunk, DONE])) as server:
+        server.info["fingerprint"] = FINGERPRINT
+        backend = HttpBackend(server.url, OneToken(), remote=Remote(server.url, max_retries=0))
+        with pytest.raises(InvalidRequest, match="log-probabilities"):
+            asyncio.run(backend.score((5,), [(6,), (7, 8)]))

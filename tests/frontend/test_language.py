@@ -294,7 +294,7 @@ def test_a_pydantic_schema_gives_an_instance_and_a_dict_schema_gives_json():
     grammar = backend.requests[0].sampling.grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
-    assert json.loads(grammar.text) == Person.model_json_schema()
+    assert json.loads(grammar.text) == {**Person.model_json_schema(), "additionalProperties": False}
 
 
 def test_a_value_that_fails_validation_is_an_error_that_names_the_call():

@@ -103,5 +103,5 @@ def odd_name() -> str:
 
 
 def test_a_result_that_is_no_unicode_is_shown():
-    call = called(odd_name)
+    call = called(odd_name)  # a file name of another encoding
     assert (call.value, call.result) == ("caf\udce9", r"caf\udce9")

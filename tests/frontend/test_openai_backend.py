@@ -441,6 +441,44 @@ BROKEN = {
         "refused to answer: No.",
     ),
     "sample": (Answer([{"choices": [{"index": 4, "delta": {}}]}]), RemoteError, "sample 4 of 1"),
+    "after its end": (
+        Answer([*chat("x").events[:-1], {"choices": [{"delta": {"content": "y"}}]}, DONE]),
+        RemoteError,
+        "more text of sample 0 after its end",
+    ),
+    "two ends": (
+        Answer([*chat("x").events[:-1], {"choices": [{"finish_reason": "length"}]}, DONE]),
+        RemoteError,
+        "for two reasons",
+    ),
+    "no Unicode": (
+        Answer([{"choices": [{"delta": {"content": "\ud800"}}]}]),
+        RemoteError,
+        "no Unicode",
+    ),
+    "not packed": (chat("x", headers={"content-encoding": "gzip"}), RemoteError, "cannot be unpacked"),
+    **{
+        f"no event: {event}": (Answer([event]), RemoteError, "no part of a chat completion: " + place)
+        for place, event in [
+            ("choices", {"choices": "abc"}),
+            ("choices", {"choices": 5}),
+            ("choices/0", {"choices": [None]}),
+            ("choices/0/index", {"choices": [{"index": True}]}),
+            ("choices/0/delta", {"choices": [{"delta": "hi"}]}),
+            ("choices/0/delta/content", {"choices": [{"delta": {"content": [{"text": "hi"}]}}]}),
+            ("choices/0/finish_reason", {"choices": [{"finish_reason": ["stop"]}]}),
+            (
+                "choices/0/logprobs/content/0/logprob",
+                {"choices": [{"logprobs": {"content": [{"token": "a"}]}}]},
+            ),
+            ("usage", {"usage": "much"}),
+            ("usage/prompt_tokens", {"usage": {"prompt_tokens": -5}}),
+            (
+                "usage/prompt_tokens_details/cached_tokens",
+                {"usage": {"prompt_tokens_details": {"cached_tokens": "x"}}},
+            ),
+        ]
+    },
 }
 
 

@@ -200,7 +200,23 @@ def test_text_iter_gives_all_text_or_one_variable():
     assert "".join(stream.text_iter("a")) == "first"  # each reader starts at the beginning
     assert "".join(stream.text_iter()) == stream.text() == stream.result().text()
     assert (stream["b"], stream.messages()[2]["content"]) == ("second", "first")
-    assert "".join(stream.text_iter("never set")) == ""
+
+
+def test_the_text_of_a_variable_that_is_never_set_is_an_error_as_reading_it_is():
+    runner = turns.with_options(backend=ScriptedBackend(["first", "second"]))
+    with pytest.raises(ProgramError, match='has set no "aa"'):
+        list(runner.stream("One?", "Two?").text_iter("aa"))
+
+    async def read(stream):
+        return [text async for text in stream.text_async_iter("aa")]
+
+    async def main():
+        with pytest.raises(ProgramError, match='has set no "aa"'):
+            await read(runner.astream("One?", "Two?"))
+        with pytest.raises(ProgramError, match='has set no "aa"'):
+            await read(runner.stream("One?", "Two?"))
+
+    asyncio.run(main())
 
 
 def test_text_iter_gives_text_before_the_call_is_done():
