@@ -218,11 +218,13 @@ class _Flow:
 
     def __init__(self, grammar: LarkGrammar) -> None:
         self._grammar = grammar
+        # What only stands in rules that nobody uses follows nothing.
+        self._rules = {name: grammar.rules[name] for name in _reached(grammar)}
         self.nullable: set[str] = set()
         self.productive: set[str] = set()
-        self._first: dict[str, frozenset[str]] = dict.fromkeys(grammar.rules, frozenset())
+        self._first: dict[str, frozenset[str]] = dict.fromkeys(self._rules, frozenset())
         self._follow: dict[str, set[str]] = {}
-        self._after: dict[str, frozenset[str]] = dict.fromkeys(grammar.rules, frozenset())
+        self._after: dict[str, frozenset[str]] = dict.fromkeys(self._rules, frozenset())
         self._solve()
 
     @property
@@ -246,7 +248,7 @@ class _Flow:
         return join(map(self.is_productive, expr.parts))
 
     def _solve(self) -> None:
-        rules = self._grammar.rules
+        rules = self._rules
         is_changed = True
         while is_changed:
             before = len(self.nullable), len(self.productive), sum(map(len, self._first.values()))

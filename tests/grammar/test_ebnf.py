@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from functools import reduce
+from itertools import chain, product
+from typing import Any
 
 import lark
 import numpy as np
@@ -74,6 +77,7 @@ AGREE = {
         "a1+=()\n",
     ),
     "dead branch": ('root ::= "a" | b\nb ::= "x" b | []', 'start: "a"', "abx"),
+    "a rule that nobody uses": ('root ::= [a]\nb ::= root [xy]{2}', 'start: "a"', "axy"),
 }  # fmt: skip
 
 
@@ -127,6 +131,72 @@ def test_masks_agree_with_every_way_to_read_a_text(name: str) -> None:
         assert accepts(grammar, text) == is_good, (text, is_good)
         num_good += is_good
     assert num_good
+
+
+MAX_LENGTH = 4
+REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1), "{2}": (2, 2), "{1,3}": (1, 3), "{2,}": (2, None), "{0,2}": (0, 2)}  # fmt: skip
+
+
+def draw_part(draw: random.Random, depth: int, names: list[str]) -> tuple[Any, ...]:
+    """Give a random part of a rule: its kind, then what it is made of."""
+    kind = draw.choice(["text", "text", "class", "rule", *(["seq", "alt", "repeat"] * 2 if depth else [])])
+    if kind in ("text", "class", "rule"):
+        choices = {"text": ["a", "b", "ab", "ba", "aa", ""], "class": ["a", "b", "ab"], "rule": names}
+        return kind, draw.choice(choices[kind])
+    if kind == "repeat":
+        return kind, draw_part(draw, depth - 1, names), draw.choice(list(REPEATS))
+    return (kind, *(draw_part(draw, depth - 1, names) for _ in range(draw.randint(2, 3))))
+
+
+def written(part: tuple[Any, ...]) -> str:
+    kind, *rest = part
+    if kind in ("text", "class", "rule"):
+        return {"text": f'"{rest[0]}"', "class": f"[{rest[0]}]", "rule": rest[0]}[kind]
+    if kind == "repeat":
+        return f"({written(rest[0])}){rest[1]}"
+    return f"({(' | ' if kind == 'alt' else ' ').join(map(written, rest))})"
+
+
+def language(rules: dict[str, tuple[Any, ...]]) -> set[str]:
+    """Give all short texts of the root, by rounds until nothing is new."""
+    known: dict[str, frozenset[str]] = dict.fromkeys(rules, frozenset())
+
+    def joined(left: frozenset[str], right: frozenset[str]) -> frozenset[str]:
+        return frozenset(one + other for one in left for other in right if len(one + other) <= MAX_LENGTH)
+
+    def texts(part: tuple[Any, ...]) -> frozenset[str]:
+        kind, *rest = part
+        if kind in ("text", "class", "rule"):
+            return {"text": frozenset({rest[0]}), "class": frozenset(rest[0])}.get(kind) or known[rest[0]]
+        if kind == "alt":
+            return frozenset().union(*map(texts, rest))
+        if kind == "seq":
+            return reduce(joined, map(texts, rest))
+        (low, high), inner = REPEATS[rest[1]], texts(rest[0])
+        ways = [frozenset({""})]
+        for _ in range(MAX_LENGTH + low if high is None else high):
+            ways.append(joined(ways[-1], inner))
+        return frozenset().union(*ways[low:])
+
+    while (found := {name: texts(part) for name, part in rules.items()}) != known:
+        known = found
+    return set(known["root"])
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_grammars_allow_their_texts_and_no_other(seed: int) -> None:
+    draw = random.Random(seed)
+    names = ["root", "x", "y"][: draw.randint(1, 3)]
+    rules = {name: draw_part(draw, 3, names) for name in names}
+    expected = language(rules)
+    spec = GrammarSpec.ebnf("\n".join(f"{name} ::= {written(part)}" for name, part in rules.items()))
+    try:
+        grammar = CACHE.get(spec)
+    except UnsupportedGrammar:  # it accepts no text at all
+        assert not expected
+        return
+    everything = map("".join, chain(*(product("ab", repeat=length) for length in range(MAX_LENGTH + 1))))
+    assert {text for text in everything if accepts(grammar, text)} == expected
 
 
 @pytest.mark.parametrize("name", AGREE)

@@ -71,6 +71,7 @@ AGREE = {
     "recursion through nothing": ('start: e e "x"\ne: "a"*', "ax"),
     "characters": ('start: ("é" | "日" "本")+', "é日本"),
     "dead branch": ('start: "a" | b\nb: "x" b', "ax"),
+    "a rule that nobody uses": ('start: "a" c?\nb: start "x" c "y"\nc: "x"', "axy"),
     "look-ahead": ("start: /(?!ab)[abc]{2}/", "abc"),
     "greedy name": ("start: NAME (\" \" NAME)*\nNAME: /[a-z][a-z0-9]*/", "ab1 "),
 }  # fmt: skip
