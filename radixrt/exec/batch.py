@@ -17,6 +17,7 @@ from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
 
 MASK_WORD_BITS = 32
+NEGATIVE_INFINITY_BITS = np.float32(-np.inf).view(np.int32)
 MEASURE_EVERY = 16
 
 
@@ -143,3 +144,15 @@ def unpack_masks(masks: Seq[np.ndarray[tuple[int], np.dtype[np.int32]]], vocab_s
     """Give masks as [N, V] bool. Pure."""
     bits = np.unpackbits(np.stack(masks).view(np.uint8), axis=1, bitorder="little")
     return torch.from_numpy(bits[:, :vocab_size].astype(np.bool_))
+
+
+def refusals(mask: np.ndarray[tuple[int], np.dtype[np.int32]], vocab_size: int) -> torch.Tensor:
+    """Give a mask as [V] float32 to add to logits: 0 where a token is allowed, -inf elsewhere. Pure.
+
+    Made by arithmetic on bits: choosing by a condition takes ten times as long where allowed tokens lie scattered.
+    """
+    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+    words = bits.astype(np.int32)
+    words -= 1  # allowed: no bit; refused: all bits
+    words &= NEGATIVE_INFINITY_BITS
+    return torch.from_numpy(words.view(np.float32))

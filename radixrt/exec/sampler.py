@@ -9,15 +9,18 @@ Logprobs are those of the raw logits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
-from radixrt.exec.batch import SampleRow, unpack_masks
+from radixrt.exec.batch import SampleRow, refusals, unpack_masks
 from radixrt.types import TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
+FIRST_SORTED = 1024
 
 
 def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtError]:
@@ -31,17 +34,28 @@ def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtErro
     if not rows:
         return []
     adjusted = _adjust(logits, rows)
-    best = adjusted.max(dim=-1)
-    token_ids = best.indices
-    drawn = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
-    if drawn:
-        token_ids = token_ids.index_copy(
-            0,
-            torch.tensor(drawn, device=logits.device),
-            _draw(adjusted[drawn], [rows[index] for index in drawn]),
-        )
-    values = zip(token_ids.tolist(), best.values.tolist(), rows, strict=True)
-    return [_verdict(token_id, value, row) for token_id, value, row in values]
+    token_ids = _likeliest(adjusted).tolist()
+    best = adjusted[torch.arange(len(rows)), token_ids].tolist()
+    whole: list[int] = []  # drawn from all that is allowed
+    for index, row in enumerate(rows):
+        if row.sampling.is_greedy or not math.isfinite(best[index]):
+            continue
+        if row.sampling.top_k or row.sampling.top_p < 1:
+            token_ids[index] = _draw_filtered(adjusted[index], row)
+        else:
+            whole.append(index)
+    if whole:
+        drawn = _draw(adjusted[whole], [rows[index] for index in whole]).tolist()
+        for index, token_id in zip(whole, drawn, strict=True):
+            token_ids[index] = token_id
+    return [_verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """Give the first of each row's largest logits. [N, V] -> [N]"""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))  # 20 times as fast as torch's
+    return logits.argmax(dim=-1)
 
 
 def _verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
@@ -68,10 +82,9 @@ def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
             _penalize(logits[index], row)
         if row.banned_ids:
             logits[index, list(row.banned_ids)] = NEGATIVE_INFINITY
-    masked = [index for index, row in enumerate(rows) if row.mask is not None]
-    if masked:
-        allowed = unpack_masks([row.mask for row in rows if row.mask is not None], vocab_size)
-        logits[masked] = logits[masked].masked_fill(~allowed.to(logits.device), NEGATIVE_INFINITY)
+    for index, row in enumerate(rows):
+        if row.mask is not None:
+            logits[index] += refusals(row.mask, vocab_size).to(logits.device)
     return logits
 
 
@@ -103,16 +116,13 @@ def _penalize(logits: torch.Tensor, row: SampleRow) -> None:
 
 
 def _draw(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
-    """Draw from each row's filtered distribution. [N, V] -> [N]"""
+    """Draw from each row's distribution, but for top-k and top-p. [N, V] -> [N]"""
     device = logits.device
     temperature = torch.tensor([row.sampling.temperature for row in rows], device=device, dtype=torch.float64)
-    scaled = (logits - logits.max(dim=-1, keepdim=True).values).double() / temperature[:, None]
-    weights = scaled.softmax(dim=-1)
-    filtered = [index for index, row in enumerate(rows) if row.sampling.top_k or row.sampling.top_p < 1]
-    for index in filtered:
-        weights[index] = _filter_row(weights[index], rows[index])
-    min_p = torch.tensor([row.sampling.min_p for row in rows], device=device, dtype=weights.dtype)
-    weights = weights.masked_fill(weights < min_p[:, None] * weights.max(dim=-1, keepdim=True).values, 0.0)
+    weights = _weights(logits, temperature[:, None])
+    if any(row.sampling.min_p for row in rows):
+        min_p = torch.tensor([row.sampling.min_p for row in rows], device=device, dtype=weights.dtype)
+        weights = weights.masked_fill(weights < min_p[:, None] * weights.amax(dim=-1, keepdim=True), 0.0)
     cumulated = weights.cumsum(dim=-1)
     draws = torch.tensor([row.uniform for row in rows], device=device, dtype=weights.dtype)
     targets = draws[:, None] * cumulated[:, -1:]
@@ -120,20 +130,64 @@ def _draw(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
     return torch.searchsorted(cumulated, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
 
 
-def _filter_row(weights: torch.Tensor, row: SampleRow) -> torch.Tensor:
-    """Zero the weights outside top-k and then top-p; equal weights are ranked by token id. [V]"""
-    ordered, order = weights.sort(descending=True, stable=True)
-    num_kept = len(weights)
-    if row.sampling.top_k:
-        num_kept = min(row.sampling.top_k, num_kept)
-    kept = ordered[:num_kept]
-    if row.sampling.top_p < 1:
-        before = kept.cumsum(0) - kept
-        num_kept = max(int((before < row.sampling.top_p * kept.sum()).sum()), 1)  # the likeliest always stays
-        kept = kept[:num_kept]
-    result = torch.zeros_like(weights)
-    result[order[: len(kept)]] = kept
-    return result
+def _weights(logits: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
+    """Give the probabilities of adjusted logits, in float64."""
+    return ((logits - logits.amax(dim=-1, keepdim=True)).double() / temperature).softmax(dim=-1)
+
+
+def _draw_filtered(logits: torch.Tensor, row: SampleRow) -> int:
+    """Draw from one row's distribution within top-k, top-p and min-p; of equal weights lower token ids stay. [V]"""
+    weights = _weights(logits, row.sampling.temperature)
+    ordered, num_kept = _kept(weights, row)
+    least = ordered[num_kept - 1]
+    above = (weights > least).nonzero().squeeze(1)
+    equal = (weights == least).nonzero().squeeze(1)[: num_kept - len(above)]
+    token_ids = torch.cat([above, equal]).sort().values
+    chosen = weights[token_ids]
+    chosen = chosen.masked_fill(chosen < row.sampling.min_p * ordered[0], 0.0)
+    cumulated = chosen.cumsum(0)
+    place = torch.searchsorted(cumulated, row.uniform * cumulated[-1:], right=True)
+    return int(token_ids[place.clamp(max=len(token_ids) - 1)])
+
+
+def _kept(weights: torch.Tensor, row: SampleRow) -> tuple[torch.Tensor, int]:
+    """Give the largest weights in order, and how many of them stay after top-k and top-p. [V]
+
+    A few are enough where the model is sure of itself; else all are sorted.
+    """
+    size = len(weights)
+    num_first = min(max(FIRST_SORTED, row.sampling.top_k), size)
+    if 2 * num_first < size:
+        ordered = weights.topk(num_first).values
+        num_kept = _num_kept(ordered, row, total=weights.sum())
+        if num_kept is not None:
+            return ordered, num_kept
+    ordered = _descending(weights)
+    num_kept = _num_kept(ordered, row, total=None)
+    assert num_kept is not None
+    return ordered, num_kept
+
+
+def _descending(weights: torch.Tensor) -> torch.Tensor:
+    if weights.device.type == "cpu":
+        return torch.from_numpy(np.sort(weights.numpy())[::-1].copy())  # twice as fast as torch's
+    return weights.sort(descending=True).values
+
+
+def _num_kept(ordered: torch.Tensor, row: SampleRow, *, total: torch.Tensor | None) -> int | None:
+    """Give how many of the largest weights stay after top-k and top-p; None when more must be known to tell.
+
+    Args:
+        total: the sum of all weights when `ordered` holds only the largest, else None.
+    """
+    top_k, top_p = row.sampling.top_k, row.sampling.top_p
+    kept = ordered[:top_k] if top_k else ordered
+    if top_p == 1:
+        return len(kept)
+    share = top_p * (kept.sum() if top_k or total is None else total)
+    num_kept = max(int((kept.cumsum(0) - kept < share).sum()), 1)  # the likeliest always stays
+    is_open = total is not None and not top_k and num_kept == len(kept)
+    return None if is_open else num_kept
 
 
 def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[float | None]:

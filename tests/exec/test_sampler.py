@@ -6,13 +6,20 @@ import pytest
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd
-from radixrt.exec.batch import SampleRow
+from radixrt.exec import sampler
+from radixrt.exec.batch import SampleRow, refusals, unpack_masks
 from radixrt.exec.randomness import uniform
 from radixrt.exec.sampler import sample, token_logprobs
 from radixrt.sched.sequence import Sequence
 from radixrt.types import GenerateRequest, SamplingParams
 
 V = 40
+
+
+@pytest.fixture(autouse=True, params=[1, 3, 256])
+def first_sorted(request, monkeypatch):
+    """How many of the likeliest tokens are sorted at first: fewer than are needed, or all."""
+    monkeypatch.setattr(sampler, "FIRST_SORTED", request.param)
 
 
 def row(draw=0.5, *, mask=None, banned=(), prompt=(1,), output=(), **sampling):
@@ -168,3 +175,28 @@ def test_uniform_numbers_depend_on_every_part_of_their_key():
     assert all(0 <= number < 1 for number in numbers)
     many = [uniform(0, 0, at) for at in range(10_000)]
     assert sum(many) / len(many) == pytest.approx(0.5, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 7}, {"top_p": 0.6}, {"top_p": 0.99, "top_k": 30}, {"top_p": 0.9, "min_p": 0.1}]
+)
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0])
+def test_ties_and_masks_are_ranked_as_by_a_sort(sampling, spread):
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(6, V, generator=generator) * spread).round(decimals=1)  # many are equal
+    masks = [
+        None,
+        *(np.array([word, 255], dtype=np.int32) for word in (-1, 0x0F0F0F0F, 1 << 9, 0x70000001, -2)),
+    ]
+    for draw in (0.0, 0.3, 0.999999):
+        rows = [row(draw, mask=mask, **sampling) for mask in masks]
+        assert sample(logits, rows) == [naive(logits[i], item) for i, item in enumerate(rows)]
+
+
+def test_a_mask_as_numbers_refuses_what_its_bits_refuse():
+    mask = np.random.default_rng(0).integers(-(2**31), 2**31, 3, dtype=np.int64).astype(np.int32)
+    added = refusals(mask, 90)
+    allowed = unpack_masks([mask], 90)[0]
+    assert (added[allowed] == 0).all()
+    assert (added[~allowed] == -math.inf).all()
+    assert 0 < allowed.sum() < 90
