@@ -241,7 +241,7 @@ class Closer:
     def _allowed(self, cursor: llguidance.LLMatcher) -> NDArray[np.int64]:
         mask = np.frombuffer(cursor.compute_bitmask(), dtype=np.uint8)
         bits = np.unpackbits(mask, bitorder="little", count=len(self.text_flags))
-        return np.flatnonzero(bits & self.text_flags)
+        return np.flatnonzero((bits & self.text_flags).view(np.bool_))
 
     def _hint(self, cursor: llguidance.LLMatcher) -> list[int]:
         """Give the first hint after which the string can end, [] if there is none."""
