@@ -326,6 +326,13 @@ def test_what_cannot_be_told_apart_is_refused(
         CACHE.get(GrammarSpec.structural(tags, triggers=triggers))
 
 
+@pytest.mark.parametrize("kind", [5, None, [["x"]], [], {"number": 1}])
+def test_a_type_that_is_none_is_refused(kind: object) -> None:
+    spec = GrammarSpec.structural([tag("x", GrammarSpec.json_schema({"type": kind}))], triggers=["x"])
+    with pytest.raises(InvalidRequest, match="in the tag 'x': not a JSON Schema at /type"):
+        CACHE.get(spec)
+
+
 @pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"tags": 1}', '{"tags": [{"begin": "x"}]}'])
 def test_text_that_nobody_wrote_so_is_refused(text: str) -> None:
     with pytest.raises(RequestError):
