@@ -145,6 +145,17 @@ def _takes(cursor: llguidance.LLMatcher, run: tuple[int, ...]) -> bool:
     return bool(cursor.validate_tokens(list(run)) == len(run))
 
 
+def _take(cursor: llguidance.LLMatcher, run: Sequence[int]) -> list[int]:
+    """Consume a run up to where the grammar forces another token, as masks hold no other there; give what was."""
+    taken: list[int] = []
+    for token_id in run:
+        forced = cursor.compute_ff_tokens() if taken else ()
+        if (forced and forced[0] != token_id) or cursor.try_consume_tokens([token_id]) != 1:
+            break
+        taken.append(token_id)
+    return taken
+
+
 def _completes(cursor: llguidance.LLMatcher, run: tuple[int, ...]) -> bool:
     num_taken = cursor.try_consume_tokens(list(run))
     is_complete = num_taken == len(run) and cursor.is_accepting()
@@ -233,9 +244,10 @@ class Closer:
                     wear[tokens[0]] += _WEAR
                 num_alike = num_alike + 1 if chosen_class == last_class else 1
                 last_class = chosen_class
-            if len(run) + len(tokens) > limit or cursor.try_consume_tokens(tokens) != len(tokens):
+            taken = _take(cursor, tokens)
+            if not taken or len(run) + len(taken) > limit:
                 return None, num_choices
-            run += tokens
+            run += taken
         return run, num_choices
 
     def _allowed(self, cursor: llguidance.LLMatcher) -> NDArray[np.int64]:

@@ -56,6 +56,15 @@ def compile(
 def compile_for(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> CompiledGrammar:
     """Compile a constraint for a vocabulary whose tables may be built already; otherwise as `compile`."""
     check_size(spec, config)
+    try:
+        return _compiled(spec, vocabulary, config)
+    except RecursionError:
+        raise GrammarTooCostly(
+            "the constraint is nested too deep to be compiled", parameter="grammar", value=spec.text[:200]
+        ) from None
+
+
+def _compiled(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> CompiledGrammar:
     match spec.kind:
         case GrammarKind.JSON_SCHEMA | GrammarKind.JSON_OBJECT:
             return compile_schema(spec, vocabulary, config)

@@ -7,7 +7,6 @@ terminal wherever a greedy reading of it is the only one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 
 from radixrt.config import GrammarConfig
 from radixrt.errors import GrammarTooCostly, UnsupportedGrammar
@@ -66,9 +65,9 @@ class _Translation:
 
     def _expr(self, node: Node) -> Expr:
         if self._is_merged and (pattern := _pattern(node)) is not None:
-            if not _is_nullable(node):
+            if not node.is_nullable:
                 return self._terminal(pattern, node)
-            if node.kind == "repeat" and not _is_nullable(node.parts[0]) and node.high != 0:
+            if node.kind == "repeat" and not node.parts[0].is_nullable and node.high != 0:
                 limit = "" if node.high is None else str(node.high)
                 inner = _pattern(node.parts[0])
                 return Expr("repeat", (self._terminal(f"(?:{inner}){{1,{limit}}}", node),), low=0, high=1)
@@ -87,15 +86,6 @@ class _Translation:
         self._terminals[name] = pattern
         self._places.setdefault(name, place_at(self._text, node.offset))
         return Expr("terminal", name=name)
-
-
-@cache
-def _is_nullable(node: Node) -> bool:
-    if node.kind == "repeat":
-        return node.low == 0 or _is_nullable(node.parts[0])
-    if node.kind in ("chars", "rule"):
-        return False
-    return (any if node.kind == "alt" else all)(map(_is_nullable, node.parts))
 
 
 def _pattern(node: Node) -> str | None:

@@ -19,10 +19,11 @@ from radixrt.grammar.regex_algebra import ALL_CHARS, Chars, char_set, invert
 ROOT = "root"
 MAX_NODES = 50_000
 MAX_NESTING = 100
+MAX_DEPTH = 300  # of parts in parts
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANK = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
-_LIMITS = re.compile(r"\{[ \t]*(\d{1,9})[ \t]*(,?)[ \t]*(\d{0,9})[ \t]*\}")
+_LIMITS = re.compile(r"\{[ \t]*(\d{1,9})[ \t]*(?:(,)[ \t]*(\d{0,9})[ \t]*)?\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _ENDS = frozenset("|)")
@@ -39,6 +40,8 @@ class Node:
         name: of "rule".
         low, high: of "repeat"; high None is without limit.
         offset: where it begins in the text.
+        depth: 1 + that of its deepest part.
+        is_nullable: it allows the empty text, whatever its rules do.
     """
 
     kind: str
@@ -48,13 +51,15 @@ class Node:
     low: int = 0
     high: int | None = None
     offset: int = field(default=0, compare=False)
+    depth: int = field(default=1, compare=False)
+    is_nullable: bool = field(default=False, compare=False)
 
 
 def load_ebnf(text: str) -> Mapping[str, Node]:
     """Give the rules by name; "root" is among them.
 
     Raises:
-        GrammarTooCostly: more than 50,000 parts, or parentheses deeper than 100.
+        GrammarTooCostly: more than 50,000 parts, parentheses deeper than 100, or parts in parts deeper than 300.
         UnsupportedGrammar: it is not GBNF or asks for what is not translated; says line and column.
     """
     return _Reader(text).run()
@@ -257,7 +262,17 @@ class _Reader:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             raise GrammarTooCostly(f"an EBNF grammar may have at most {MAX_NODES} parts", parameter="grammar")
-        return Node(kind, parts, chars, name, low, high, offset)
+        depth = 1 + max((part.depth for part in parts), default=0)
+        if depth > MAX_DEPTH:
+            raise GrammarTooCostly(
+                f"an EBNF grammar may have parts nested at most {MAX_DEPTH} deep", parameter="grammar"
+            )
+        is_nullable = {
+            "seq": all(part.is_nullable for part in parts),
+            "alt": any(part.is_nullable for part in parts),
+            "repeat": low == 0 or all(part.is_nullable for part in parts),
+        }
+        return Node(kind, parts, chars, name, low, high, offset, depth, is_nullable.get(kind, False))
 
     def _skip(self, what: re.Pattern[str]) -> None:
         found = what.match(self._text, self._position)

@@ -349,7 +349,10 @@ def _may_be_number(spec: GrammarSpec) -> bool:
         kinds = spec.payload().get("type", "number")
     except (ValueError, RecursionError, AttributeError):
         return True  # malformed ones are refused when they are read; true is any value
-    return not {"number", "integer"}.isdisjoint([kinds] if isinstance(kinds, str) else kinds)
+    # A type that is none is refused later, too.
+    return kinds in ("number", "integer") or (
+        isinstance(kinds, list) and ("number" in kinds or "integer" in kinds)
+    )
 
 
 def _literal(text: str) -> str:

@@ -164,6 +164,27 @@ def test_a_hostile_pattern_does_not_hang(engine):
         engine.generate("x", sampling)
 
 
+def test_a_number_that_cannot_be_judged_ends_its_own_request_only(engine):
+    """jsonschema raises for the quotient of a large integer and a fraction."""
+    schema = {
+        "type": "array",
+        "items": {"type": "number", "multipleOf": 0.5},
+        "uniqueItems": True,
+        "minItems": 1,
+    }
+    sampling = SamplingParams(
+        max_tokens=600, temperature=0, grammar=checked(schema), logit_bias={ord("1"): 100.0}
+    )
+    alone = engine.generate("other", SamplingParams(max_tokens=24, temperature=0)).token_ids
+    failing = engine.submit(engine.request("x", sampling), (failures := []).append)
+    assert engine.generate("other", SamplingParams(max_tokens=24, temperature=0)).token_ids == alone
+    while not failures:
+        engine.check()
+    assert isinstance(failures[-1], GrammarDeadEnd), (failing, failures)
+    engine.check()
+    assert engine.stats().num_running == 0
+
+
 def test_stop_strings_are_refused(engine):
     with pytest.raises(InvalidRequest, match="stop must be empty") as caught:
         SamplingParams(stop=("a",), grammar=checked(DISTINCT))

@@ -182,6 +182,75 @@ def test_a_schema_that_doubles_its_work_has_an_answer_in_time() -> None:
     assert time.process_time() - started < 20 * MAX_JUDGE_S
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "verdict"),
+    [
+        ({"multipleOf": 0.5}, "1" + "0" * 400, None),
+        ({"multipleOf": 0.1}, "1e400", None),
+        ({"multipleOf": 10**400}, "1.5", None),
+        ({"multipleOf": 3}, "1e400", False),
+        ({"maximum": 10**400}, "1.5", True),
+    ],
+)
+def test_a_huge_number_is_no_accident(schema: Any, text: str, verdict: bool | None) -> None:
+    assert SchemaValidator.build(schema).judge(text) is verdict
+
+
+@pytest.mark.parametrize(
+    ("items", "are_unique"),
+    [
+        ("[[1], [true], [1]]", False),
+        ('[{"a": 1, "b": [2]}, 3, {"b": [2.0], "a": 1.0}]', False),
+        ('[1, true, 0, false, null, "1", [1], [true], {}, []]', True),
+        ('[{"a": 1}, {"a": true}, {"b": 1}, {"a": "1"}]', True),
+    ],
+)
+def test_items_are_told_apart_as_the_standard_does(items: str, are_unique: bool) -> None:
+    assert SchemaValidator.build({"uniqueItems": True}).judge(items) is are_unique
+
+
+def test_many_items_are_told_apart_in_time() -> None:
+    validator = SchemaValidator.build({"uniqueItems": True})
+    text = json.dumps([{"a": number} for number in range(3000)])
+    started = time.process_time()
+    assert validator.judge(text) is True
+    assert time.process_time() - started < 20 * MAX_JUDGE_S
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error"),
+    [
+        ("(a", UnsupportedGrammar),
+        ("(?R)(?=b)", UnsupportedGrammar),
+        ("(a)(?1)(?=b)", UnsupportedGrammar),
+        ("^(?:foo){e<=2}(?<=o)$", UnsupportedGrammar),
+        ("^[[:alpha:]](?<=a)$", UnsupportedGrammar),
+        ("a" * 200_000 + "(?=b)", GrammarTooCostly),
+        ("[" * 19_000, UnsupportedGrammar),
+    ],
+)
+@pytest.mark.parametrize("place", ["/pattern", "/not/pattern", "/patternProperties"])
+def test_a_pattern_that_cannot_be_judged_is_refused_at_once(
+    pattern: str, error: type[Exception], place: str
+) -> None:
+    schemas: dict[str, Any] = {
+        "/pattern": {"pattern": pattern},
+        "/not/pattern": {"not": {"pattern": pattern}},
+        "/patternProperties": {"patternProperties": {pattern: {"type": "integer"}}},
+    }
+    with pytest.raises(error) as caught:
+        compiled(schemas[place])
+    assert caught.value.parameter.startswith(place)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^(?!x)\p{L}{1,3}\x41?$", r"(?<y>a)(?P=y)", r"(?i)\{e<=2\}(?<=[{e<=2}])", "(?<![a-z[])b{1,2}"],
+)
+def test_other_patterns_are_still_judged(pattern: str) -> None:
+    assert compiled({"pattern": pattern}).report.checked == ["/pattern"]
+
+
 def test_what_cannot_be_told_in_time_is_no_success() -> None:
     grammar = compiled({"type": "string", "pattern": "^(a|aa)+(?<=a)$"})
     assert grammar.check('"aaa"')

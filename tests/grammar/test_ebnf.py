@@ -245,6 +245,7 @@ def test_a_way_to_the_end_is_found() -> None:
         ('root ::= "\\x4"', "line 1, column 11.*2 hexadecimal digits"),
         ('root ::= "\\ud800"', "line 1, column 11.*no character"),
         ('root ::= "a"{,3}', "line 1, column 13: a repeat is written"),
+        ('root ::= "a"{12345678901}', "line 1, column 13: a repeat is written"),
         ('root ::= "a"{3,2}', "line 1, column 13: a repeat from 3 to 2"),
         ('root ::= "a")', r"line 1, column 13: unexpected '\)'"),
         ("root ::= <think> [a-z]", "line 1, column 10: tokens of a vocabulary"),
@@ -269,6 +270,8 @@ def test_an_empty_grammar_is_an_invalid_request() -> None:
     [
         'root ::= "a"{1000000}',
         'root ::= ((("a"{1,50}){1,50}){1,50}){1,50}',
+        'root ::= "a"' + "?" * 5000,
+        "root ::= " + "(" * 90 + '"a"' + ")*+?{2}" * 90,
         "root ::= " + "(" * 3000 + '"a"' + ")" * 3000,
         "root ::= " + " ".join(['"abcdefgh"'] * 9000),
     ],

@@ -221,6 +221,24 @@ def test_a_way_to_the_end_is_known_everywhere(name: str) -> None:
         assert matcher.is_accepting
 
 
+def test_a_way_to_the_end_takes_forced_tokens_as_masks_hold_them() -> None:
+    """An end that is tried as a whole spells "ab" otherwise than the mask does, where the grammar forces it."""
+    tags = [StructuralTag("<ab", NUMBERED, "a"), StructuralTag("[1", GrammarSpec.regex("[a<]{1,3}"), "a")]
+    spec = GrammarSpec.structural(tags, triggers=["[", "<"], min_tags=2, free_text=False)
+    matcher = CACHE.get(spec).start()
+    for token_id in TOKENIZER.encode_continuation("[1"):
+        assert matcher.accept(token_id)
+    draw = random.Random(3)
+    for _ in range(40):
+        cursor = matcher.fork()
+        for _ in range(draw.randrange(9)):
+            if allowed := allowed_ids(cursor):
+                assert cursor.accept(draw.choice(allowed))
+        run = cursor.closing_run(60)
+        assert run is not None
+        assert cursor.validate(run) == len(run)
+
+
 def controlled(**options: Any) -> CompiledGrammar:
     tag = StructuralTag(f"{CONTROL}f", NUMBERED, f"{CONTROL}{OTHER};")
     return CACHE.get(GrammarSpec.structural([tag], triggers=[CONTROL], **options))
@@ -324,6 +342,13 @@ def test_what_cannot_be_told_apart_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedGrammar, match=reason):
         CACHE.get(GrammarSpec.structural(tags, triggers=triggers))
+
+
+@pytest.mark.parametrize("kind", [5, None, [["x"]], [], {"number": 1}])
+def test_a_type_that_is_none_is_refused(kind: object) -> None:
+    spec = GrammarSpec.structural([tag("x", GrammarSpec.json_schema({"type": kind}))], triggers=["x"])
+    with pytest.raises(InvalidRequest, match="in the tag 'x': not a JSON Schema at /type"):
+        CACHE.get(spec)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "nonsense", '{"tags": 1}', '{"tags": [{"begin": "x"}]}'])

@@ -76,6 +76,8 @@ def prepare_schema(spec: GrammarSpec, config: GrammarConfig) -> tuple[ParsedSche
             grammar = _engine_grammar(parsed.schema, spec.whitespace)
             complaint = _complaint(grammar)
             if not complaint:
+                if weakening.places:
+                    raw.validator.check_patterns(config)
                 return parsed, grammar
             error = _refusal(parsed, complaint, spec.whitespace)
         except (UnsupportedGrammar, GrammarTooCostly) as found:

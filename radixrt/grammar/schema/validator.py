@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,11 @@ import regex  # type: ignore[import-untyped]
 from jsonschema import ValidationError, validators
 from jsonschema.protocols import Validator
 
-from radixrt.errors import InvalidRequest
+from radixrt.config import GrammarConfig
+from radixrt.errors import InvalidRequest, UnsupportedGrammar, first_line
+from radixrt.grammar.regex_cost import check_regex
 from radixrt.grammar.schema.keywords import FORMATS
+from radixrt.grammar.schema.references import escape_pointer
 
 # Without $schema the newest draft that the schema is valid under decides.
 _DRAFTS: tuple[Any, ...] = (
@@ -42,6 +45,13 @@ _NUMBERS: dict[Any, int] = {
 
 
 MAX_JUDGE_S = 0.05
+_GROUP = re.compile(
+    r":|=|!|>|#|\(|<[=!]|P?<[^\W\d]\w{0,99}>|P=\w{1,99}\)|[aiLmsux]{1,7}(?:-[imsx]{1,4})?[:)]|-[imsx]{1,4}:"
+)
+_FUZZY = re.compile(r"\{\s{0,9}(?:\d{1,9}\s{0,9}<=?\s{0,9})?\d{0,9}\s{0,9}[eids]\b")
+_NAMED_CLASS = re.compile(r"\[:\^?\w{1,99}:\]")
+_BRACED = re.compile(r"\\[pPN]\{[^{}]{0,99}\}")
+_NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 
 
 class _TooSlow(Exception):
@@ -63,13 +73,16 @@ class SchemaValidator:
         self._lock = threading.Lock()
         self._deadline_s = 0.0
         self._patterns: dict[str, Any] = {}
-        keywords: dict[str, Any] = {name: self._timed(rule) for name, rule in draft.VALIDATORS.items()}
+        keywords: dict[str, Any] = {
+            name: self._timed(_RULES.get(name, rule)) for name, rule in draft.VALIDATORS.items()
+        }
         for name, rule in _PATTERN_RULES.items():
             if name in keywords:
                 keywords[name] = partial(rule, self._search)
         checker = _format_checker(draft)
         kind: Any = validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
         self._validator: Validator = kind(schema, registry=referencing.Registry(), format_checker=checker)
+        self._schema = schema
         self.is_bounded = not _has_both(schema)
 
     @classmethod
@@ -97,9 +110,31 @@ class SchemaValidator:
             value=faults[0].instance,
         )
 
+    def check_patterns(self, config: GrammarConfig) -> None:
+        """Compile all patterns, before anything is judged.
+
+        Raises:
+            GrammarTooCostly: one is over a limit of `config`.
+            UnsupportedGrammar: one is no regular expression, or means something else to other readers.
+        """
+        for place, pattern in _patterns_in(self._schema):
+            check_regex(pattern, config, parameter=place)
+            try:
+                self._compiled(pattern)
+                if not _has_extension(pattern):
+                    continue
+                reason = ""
+            except (regex.error, RecursionError, OverflowError) as error:
+                reason = f": {first_line(error)}"
+            raise UnsupportedGrammar(
+                f"the pattern at {place} is no regular expression that values can be checked with{reason}",
+                parameter=place,
+                value=pattern[:200],
+            )
+
     def judge(self, text: str) -> bool | None:
         """Tell whether a text is JSON and valid; None when that cannot be told: a pattern is none that Python can
-        match, or the time is over.
+        match, a number is too large, or the time is over.
         """
         try:
             value = json.loads(text, parse_constant=_refuse_constant)
@@ -111,7 +146,7 @@ class SchemaValidator:
             self._deadline_s = time.perf_counter() + MAX_JUDGE_S
             try:
                 return bool(self._validator.is_valid(value))
-            except (regex.error, re.error, _TooSlow, RecursionError):
+            except (regex.error, re.error, _TooSlow, RecursionError, ArithmeticError, ValueError):
                 return None
 
     def _timed(self, rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,12 +164,15 @@ class SchemaValidator:
         left_s = self._deadline_s - time.perf_counter()
         if left_s <= 0:
             raise _TooSlow
-        if (compiled := self._patterns.get(pattern)) is None:
-            compiled = self._patterns[pattern] = regex.compile(pattern)
         try:
-            return compiled.search(text, timeout=left_s) is not None
+            return self._compiled(pattern).search(text, timeout=left_s) is not None
         except TimeoutError:
             raise _TooSlow from None
+
+    def _compiled(self, pattern: str) -> Any:
+        if (compiled := self._patterns.get(pattern)) is None:
+            compiled = self._patterns[pattern] = regex.compile(pattern)
+        return compiled
 
 
 Search = Callable[[str, str], bool]
@@ -167,6 +205,68 @@ def _additional_properties(
             yield from validator.descend(member, value, path=key)
 
 
+def _unique_items(validator: Any, value: bool, instance: Any, _: Any) -> Iterator[ValidationError]:
+    """Compare by keys: jsonschema compares every pair, and misses [[1], [true], [1]]."""
+    if value and validator.is_type(instance, "array") and len(set(map(_key, instance))) < len(instance):
+        yield ValidationError("two items are equal")
+
+
+def _key(value: Any) -> Hashable:
+    """Give what equal values of JSON have in common: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, list):
+        return "array", tuple(map(_key, value))
+    if isinstance(value, dict):
+        return "object", frozenset((name, _key(member)) for name, member in value.items())
+    return type(value) is bool, value
+
+
+def _patterns_in(schema: Any) -> Iterator[tuple[str, str]]:
+    """Give the patterns of a schema with the JSON Pointers of their places."""
+    pending = [("", schema)]
+    while pending:
+        place, node = pending.pop()
+        if isinstance(node, list):
+            pending += [(f"{place}/{index}", item) for index, item in enumerate(node)]
+        elif isinstance(node, dict):
+            if isinstance(pattern := node.get("pattern"), str):
+                yield f"{place}/pattern", pattern
+            if isinstance(members := node.get("patternProperties"), dict):
+                yield from ((f"{place}/patternProperties/{escape_pointer(name)}", name) for name in members)
+            pending += [
+                (f"{place}/{escape_pointer(name)}", item)
+                for name, item in node.items()
+                if name not in _NO_SCHEMAS
+            ]
+
+
+def _has_extension(pattern: str) -> bool:
+    """Tell whether the `regex` package reads more into a pattern than `re` and the standard do: a recursion (?R), an
+    inexact match a{e<=1}, a named class [[:alpha:]]. Pure. Cost: linear.
+    """
+    position, is_in_class = 0, False
+    while position < len(pattern):
+        sign = pattern[position]
+        if sign == "\\":
+            found = _BRACED.match(pattern, position)
+            position = position + 2 if found is None else found.end()
+            continue
+        if is_in_class:
+            if sign == "[" and _NAMED_CLASS.match(pattern, position):
+                return True
+            is_in_class = sign != "]"
+        elif sign == "[":
+            is_in_class = True
+            position += pattern.startswith("^", position + 1)
+            position += pattern.startswith("]", position + 1)
+        elif (sign == "{" and _FUZZY.match(pattern, position)) or (
+            pattern.startswith("(?", position) and not _GROUP.match(pattern, position + 2)
+        ):
+            return True
+        position += 1
+    return False
+
+
+_RULES: dict[str, Callable[..., Iterator[ValidationError]]] = {"uniqueItems": _unique_items}
 _PATTERN_RULES: dict[str, Callable[..., Iterator[ValidationError]]] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
