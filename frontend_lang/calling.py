@@ -113,7 +113,7 @@ async def send(
     if run.is_unlimited and run.listener is None and limits == NO_LIMITS:
         return await run.backend.generate(request)
     sending = _Sending(run, _retry(run, limits), on_chunk)
-    return await _timed(run, limits, lambda: sending.within_budget(request))
+    return await timed(run, limits, lambda: sending.within_budget(request))
 
 
 async def within(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitable[T]]) -> T:
@@ -121,7 +121,7 @@ async def within(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitab
     if run.is_unlimited and limits == NO_LIMITS:
         return await work()
     retry = _retry(run, limits)
-    return await _timed(run, limits, lambda: _tried(run, retry, work, lambda: False))
+    return await timed(run, limits, lambda: _tried(run, retry, work, lambda: False))
 
 
 class _Sending:
@@ -178,8 +178,12 @@ def _retry(run: ProgramRun, limits: CallLimits) -> Retry | None:
     return retry
 
 
-async def _timed(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitable[T]]) -> T:
-    """Do all of a call's work, waiting and trying again included, within its time."""
+async def timed(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitable[T]]) -> T:
+    """Do all of a call's work, waiting and trying again included, within its time.
+
+    Raises:
+        DeadlineExceeded: it took longer.
+    """
     run.deadline.check()
     left_s = run.deadline.left_s(limits.timeout_s)
     if left_s is None:

@@ -368,6 +368,8 @@ class Program(Generic[P, R]):
             value = await self.function(state, *args, **arguments)
         else:
             value = await run_in_greenlet(lambda: self.function(state, *args, **arguments))
+            if inspect.iscoroutine(value):  # of an async function inside a plain one: a decorator
+                value = await value
         for branch in run.branches:
             if not branch.is_idle:
                 await interpreter.settle(branch)
@@ -386,6 +388,8 @@ class Program(Generic[P, R]):
         given = {name: value for name, value in options.items() if value is not None}
         is_stream = given.pop("stream", False)
         if "max_new_tokens" in given:
+            if "max_tokens" in given:
+                raise TypeError("max_new_tokens is another name of max_tokens: give one of them")
             given["max_tokens"] = given.pop("max_new_tokens")
         return (self.with_options(**given) if given else self), is_stream
 

@@ -50,21 +50,27 @@ def _closed(schema: JsonSchemaValue) -> JsonSchemaValue:
     return {**schema, "additionalProperties": False}
 
 
+_MARKS = (typing.Required, typing.NotRequired)
+
+
 def portable(annotation: Any) -> Any:
-    """Rebuild TypedDicts of `typing` as those of typing_extensions, which Pydantic needs before Python 3.12."""
+    """Rebuild TypedDicts of `typing` as those of typing_extensions, which Pydantic needs before Python 3.12.
+
+    Those inside of dataclasses and models stay as they are.
+    """
+    return _rebuilt(annotation, {})
+
+
+def _rebuilt(annotation: Any, known: dict[Any, Any]) -> Any:
+    """Rebuild an annotation; `known` holds the TypedDicts of it that have been begun, as they may name themselves."""
     if typing_extensions.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        fields = {
-            name: portable(hint)
-            if name in annotation.__required_keys__
-            else typing_extensions.NotRequired[_without_mark(portable(hint))]
-            for name, hint in hints.items()
-        }
-        return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+        if annotation not in known:
+            _rebuild_dict(annotation, known)
+        return known[annotation]
     arguments = get_args(annotation)
     if not arguments or dataclasses.is_dataclass(annotation):
         return annotation
-    parts = tuple(portable(argument) for argument in arguments)
+    parts = tuple(_rebuilt(argument, known) for argument in arguments)
     origin = get_origin(annotation)
     if parts == arguments or origin is None:
         return annotation
@@ -73,6 +79,22 @@ def portable(annotation: Any) -> Any:
     return origin[parts]
 
 
-def _without_mark(annotation: Any) -> Any:
-    is_marked = get_origin(annotation) in (typing.NotRequired, typing.Required)
-    return get_args(annotation)[0] if is_marked else annotation
+def _rebuild_dict(annotation: Any, known: dict[Any, Any]) -> None:
+    """Put a TypedDict like `annotation` into `known`."""
+    make: Any = typing_extensions.TypedDict
+    new = make(annotation.__name__, {})
+    known[annotation] = new
+    fields: dict[str, Any] = {}
+    required = set(annotation.__required_keys__)
+    for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+        mark = get_origin(hint)
+        if mark in _MARKS:  # which Python does not see inside of quoted annotations
+            (hint,) = get_args(hint)
+            (required.add if mark is typing.Required else required.discard)(name)
+        fields[name] = _rebuilt(hint, known)
+    new.__annotations__ = fields
+    new.__required_keys__ = frozenset(required)
+    new.__optional_keys__ = frozenset(fields.keys() - required)
+    new.__doc__, new.__module__ = annotation.__doc__, annotation.__module__
+    if "__pydantic_config__" in vars(annotation):
+        new.__pydantic_config__ = annotation.__pydantic_config__

@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 from frontend_lang.branch import Branch, Reply
+from frontend_lang.calling import timed
 from frontend_lang.events import TextDelta
 from frontend_lang.generating import gen
+from frontend_lang.limits import NO_LIMITS
 from frontend_lang.nodes import Gen, Step, UseTools
 from frontend_lang.tools import ToolAnswer, ToolCall
 from frontend_lang.values import Reader
@@ -26,7 +28,7 @@ async def use_tools(node: UseTools[Any], step: Step, branch: Branch) -> Reply:
         written = reply.value
         if "answer" in written:
             return Reply(ToolAnswer(written["answer"], tuple(calls)), reply.record)
-        call = await box.call(written)
+        call = await timed(branch.run, NO_LIMITS, lambda: box.call(written))  # noqa: B023 - awaited here
         calls.append(call)
         is_last = box.max_rounds is None
         _append_result(node, branch, call, is_last=is_last)

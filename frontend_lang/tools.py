@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import typing
@@ -16,6 +15,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from frontend_lang.backends import GrammarSpec, InvalidRequest
 from frontend_lang.backends.unicode import escaped
 from frontend_lang.schemas import NO_SCHEMA, TypeSchema, first_line, portable
+from frontend_lang.waiting import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +132,8 @@ class Tool:
         """Call the function: an async one on this loop, a plain one in a worker thread."""
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**given)
-        value, error = await asyncio.to_thread(self._outcome, given)
-        if isinstance(error, StopIteration):
-            raise RuntimeError(f"{self.name} raised StopIteration") from error  # as Python does in coroutines
-        if error is not None:
-            raise error
+        value = await in_thread(lambda: self.function(**given))
         return await value if inspect.isawaitable(value) else value  # of an async function inside a plain one
-
-    def _outcome(self, given: Mapping[str, Any]) -> tuple[Any, Exception | None]:
-        """Call the function; a future would wait for ever for a StopIteration that is raised into it."""
-        try:
-            return self.function(**given), None
-        except Exception as error:  # noqa: BLE001 - raised in `run`
-            return None, error
 
 
 @dataclass(frozen=True, slots=True)

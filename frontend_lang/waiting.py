@@ -16,10 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from greenlet import getcurrent, greenlet
 
@@ -101,6 +103,47 @@ def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise
     finally:
         pool.shutdown()
+
+
+MOST_WORKERS = 32  # functions that an event loop waits for in threads, at a time
+_seats: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run a plain function in a thread of its own, at most MOST_WORKERS at a time, and give its result.
+
+    Who is cancelled meanwhile leaves the thread alone: Python cannot end it, and neither the loop's nor the process's
+    end waits for it, as they would for a thread of the loop's executor.
+    Raises:
+        RuntimeError: the function raised StopIteration, which no coroutine can. Else what it raises.
+    """
+    loop = asyncio.get_running_loop()
+    async with _seats.setdefault(loop, asyncio.Semaphore(MOST_WORKERS)):
+        # Holds (value, error): a future that got a StopIteration as its exception would never be done.
+        outcome: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+
+        def settle(value: T | None, error: BaseException | None) -> None:
+            if not outcome.done():
+                outcome.set_result((value, error))
+
+        def work() -> None:
+            value, failure = None, None
+            try:
+                value = function()
+            except BaseException as error:  # noqa: BLE001 - raised below, where it is waited for
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, value, failure)
+
+        threading.Thread(
+            target=contextvars.copy_context().run, args=(work,), name="program-tool", daemon=True
+        ).start()
+        value, error = await outcome
+    if isinstance(error, StopIteration):
+        raise RuntimeError("a function raised StopIteration") from error
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:

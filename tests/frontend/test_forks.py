@@ -1,5 +1,6 @@
 """Branches share a prefix, run side by side and keep their own outcomes."""
 
+import re
 import threading
 
 import pytest
@@ -306,3 +307,25 @@ def test_text_alone_can_be_read_in_an_async_program_without_waiting():
 
     text, token_ids = reading.with_options(backend=ScriptedBackend()).run().value
     assert (text, len(token_ids)) == ("just text", 10)
+
+
+def test_branches_share_the_tokens_of_their_prefix_whatever_they_append():
+    class Merging(ScriptedBackend):
+        """A tokenizer in which "ab" is one token."""
+
+        def encode(self, pieces, *, is_start=False):
+            text = "".join(piece.text for piece in pieces)
+            self.encoded.append(list(pieces))
+            return [900 if part == "ab" else ord(part) for part in re.findall("ab|.", text)]
+
+    @program
+    def forked(s):
+        s += "xa"
+        first, second = branches = s.fork(2)
+        first += "b" + gen("y")
+        second += "c" + gen("y")
+        branches.join()
+
+    backend = Merging()
+    result = forked.with_options(backend=backend).run()
+    assert [call.prompt_ids[:3] for call in result.calls] == [(0, ord("x"), ord("a"))] * 2

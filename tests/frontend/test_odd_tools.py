@@ -3,13 +3,16 @@
 import functools
 import json
 import os
+import threading
+import time
 import warnings
 from typing import TypedDict
 
 import pytest
 
-from frontend_lang import assistant, describe_tools, gen, program, user
-from radixrt import InvalidRequest
+from frontend_lang import ProgramError, assistant, describe_tools, gen, program, user
+from frontend_lang.waiting import MOST_WORKERS
+from radixrt import DeadlineExceeded, InvalidRequest
 from tests.support.backends import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(10)
@@ -34,7 +37,7 @@ def test_a_tool_that_finds_nothing_next_fails_and_does_not_hang():
     call = called(first, items=[1, 2])
     assert isinstance(call.error, RuntimeError)
     assert isinstance(call.error.__cause__, StopIteration)
-    assert call.result == "error: RuntimeError: first raised StopIteration"
+    assert call.result == "error: RuntimeError: a function raised StopIteration"
     assert called(first, items=[1, 7]).value == 7
 
 
@@ -105,3 +108,53 @@ def odd_name() -> str:
 def test_a_result_that_is_no_unicode_is_shown():
     call = called(odd_name)  # a file name of another encoding
     assert (call.value, call.result) == ("caf\udce9", r"caf\udce9")
+
+
+def test_a_deadline_does_not_wait_for_a_tool_that_hangs():
+    gate = threading.Event()
+
+    def hang(x: int) -> int:
+        gate.wait(30)
+        return x
+
+    backend = ScriptedBackend(['{"name": "hang", "arguments": {"x": 1}}'])
+
+    @program
+    def ask(s):
+        s += user("go") + assistant(gen("call", 200, tools=[hang]))
+
+    runner = ask.with_options(backend=backend, timeout_s=0.2)
+    started = time.monotonic()
+    try:
+        for run in (runner.run, lambda: list(runner.stream())):
+            with pytest.raises(ProgramError, match=r'gen\("call"\) failed at .*timeout_s is over') as caught:
+                run()
+            assert isinstance(caught.value.__cause__, DeadlineExceeded)
+    finally:
+        gate.set()
+    assert time.monotonic() - started < 5
+    assert (backend.running, backend.open_scopes) == (0, set())
+
+
+def test_tools_of_many_programs_share_a_bounded_number_of_threads():
+    lock, running, most = threading.Lock(), 0, 0
+
+    def work(x: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)
+        with lock:
+            running -= 1
+        return x
+
+    @program
+    def ask(s):
+        s += user("go") + assistant(gen("call", 200, tools=[work]))
+        return s["call"].value
+
+    backend = ScriptedBackend(['{"name": "work", "arguments": {"x": 1}}'])
+    outcomes = ask.with_options(backend=backend).map([{}] * 100, max_concurrency=100)
+    assert [outcome.unwrap().value for outcome in outcomes] == [1] * 100
+    assert 1 < most <= MOST_WORKERS

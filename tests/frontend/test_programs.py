@@ -1,6 +1,7 @@
 """Programs as objects: running, binding, mapping, nesting, async."""
 
 import asyncio
+import functools
 import sys
 import threading
 import time
@@ -309,3 +310,23 @@ def test_the_clock_is_the_programs():
     timed = answering("a")
     timed = type(timed)(timed.function, timed.backend, clock=lambda: float(next(ticks)))
     assert timed.run("q").calls[0].seconds == 1.0
+
+
+def test_an_async_program_behind_a_decorator_is_awaited():
+    def logged(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    @program
+    @logged
+    async def one(s):
+        s += gen("x")
+        return await s.value("x")
+
+    runner = one.with_options(backend=ScriptedBackend(["A"]))
+    assert runner.run().value == "A"
+    assert asyncio.run(runner.arun()).value == "A"
+    assert [outcome.unwrap().value for outcome in runner.map([{}, {}])] == ["A", "A"]

@@ -46,6 +46,16 @@ def test_run_batch_takes_one_name_of_its_limit():
         runner.run_batch([{}], num_threads=3, max_concurrency=2)
 
 
+def test_run_takes_one_name_of_max_tokens():
+    @function
+    def one(s):
+        s += gen("x")
+
+    runner = one.with_options(backend=ScriptedBackend())
+    with pytest.raises(TypeError, match="max_new_tokens is another name of max_tokens"):
+        runner.run(max_new_tokens=3, max_tokens=5)
+
+
 class Callable:
     def __call__(self, s):
         s += gen("x")

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, Required, TypedDict
 
 import pytest
 from pydantic import BaseModel, ConfigDict, RootModel
@@ -103,3 +103,35 @@ def test_types_that_cannot_be_written_are_refused_in_one_line(kind):
     with pytest.raises(InvalidRequest, match="schema must be a Pydantic model") as caught:
         gen("x", 9, schema=kind)
     assert "\n" not in str(caught.value)
+
+
+class Tree(TypedDict):
+    """A tree."""
+
+    value: int
+    children: "NotRequired[list[Tree]]"
+
+
+class Part(Tree, total=False):
+    inner: Required[Tree]
+    more: str
+
+
+class OpenDict(TypedDict):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    x: int
+
+
+def test_a_typed_dict_of_typing_keeps_what_it_says():
+    call = gen("x", 99, schema=Part)
+    schema = json.loads(call.grammar.text)
+    assert set(schema["required"]) == {"value", "inner"}
+    tree = schema["$defs"]["Tree"]
+    assert (tree["required"], tree["description"]) == (["value"], "A tree.")
+    assert tree["properties"]["children"]["items"] == {"$ref": "#/$defs/Tree"}
+    value = {"value": 1, "inner": {"value": 2, "children": [{"value": 3}]}}
+    assert call.reader.read(json.dumps(value)) == value
+    for wrong in ({"value": 1}, {"value": 1, "inner": {"value": 2, "children": [{}]}}):
+        with pytest.raises(ValueError, match="validation error"):
+            call.reader.read(json.dumps(wrong))
+    assert schema_of(OpenDict)["additionalProperties"] is True
