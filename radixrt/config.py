@@ -160,7 +160,13 @@ class ServerConfig:
         "how tool calls are written; auto = as the model's chat template writes them, hermes if it knows no tools",
     )
     max_request_s: int = option(600, "longest time of a request in seconds", low=1, high=86_400)
-    body_timeout_s: int = option(30, "longest wait for a request's body in seconds", low=1, high=3600)
+    body_timeout_s: int = option(
+        30,
+        "longest wait for a request's body in seconds; about so long a client may also be silent before it, "
+        "or take nothing of its answer",
+        low=1,
+        high=3600,
+    )
     max_retention_s: int = option(
         86_400, "longest time for which a request may ask to keep its prompt cached, in seconds", low=1
     )

@@ -42,7 +42,8 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches this, (0, 1].
         top_k: keep this many tokens; 0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest, [0, 1].
-        repetition_penalty: divides (multiplies when negative) logits of tokens already seen, (0, 10].
+        repetition_penalty: divides (multiplies when negative) logits of tokens already seen, [0.01, 10]: with much
+            less they would not stay finite.
         presence_penalty, frequency_penalty: subtracted once, or per occurrence in the output, [-2, 2].
         logit_bias: token id -> number added to its logit, [-100, 100].
         stop: strings that end the text; not part of it.
@@ -100,7 +101,7 @@ class SamplingParams:
         _check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_int("top_k", self.top_k, 0, MAX_TOKENS_LIMIT)
         _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_int("n", self.n, 1, MAX_SAMPLES)

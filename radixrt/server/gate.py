@@ -114,9 +114,7 @@ class Gate:
             raise
         except Exception as error:
             failure = failure_of(error)
-            if failure.status >= 500:
-                visit.notes["error"] = first_line(error)
-                logger.error("request %s failed", visit.request_id, exc_info=error)
+            _note_reason(visit, error, failure)
             if visit.status:
                 raise  # the response has begun: breaking the connection is all that is left to do
             await failure.response()(scope, receive, answered)
@@ -201,7 +199,13 @@ def note_failure(visit: Visit, error: BaseException) -> Failure:
     """Give what the client is told about an error in mid-stream; the log gets the reason."""
     failure = failure_of(error)
     visit.notes["outcome"] = failure.code or "failed"
+    _note_reason(visit, error, failure)
+    return failure
+
+
+def _note_reason(visit: Visit, error: BaseException, failure: Failure) -> None:
+    """Put what the client is not told into the log. A traceback is for bugs: anyone can let a deadline pass."""
     if failure.status >= 500:
         visit.notes["error"] = first_line(error)
-        logger.error("request %s failed in mid-stream", visit.request_id, exc_info=error)
-    return failure
+    if failure.status == 500:
+        logger.error("request %s failed", visit.request_id, exc_info=error)

@@ -8,8 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from radixrt.config import ServerConfig
 from radixrt.engine import Engine
 from radixrt.server.app import create_app
+from radixrt.server.connections import PatientProtocol
 from radixrt.server.logs import set_up_logs
 from radixrt.server.service import Service
 
@@ -91,11 +93,12 @@ def start_block(service: Service, *, port: int) -> str:
 
 def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     """Give uvicorn's options. h11 bounds the bytes of a request's head by itself."""
+    protocol = partial(PatientProtocol, patience_s=config.body_timeout_s)
     return uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
-        http="h11",
+        http=cast(type[asyncio.Protocol], protocol),  # called as a class would be
         ws="none",
         h11_max_incomplete_event_size=config.max_header_bytes,
         log_config=None,

@@ -60,6 +60,11 @@ CASES = {
     "temperature -1": (lambda e: SamplingParams(temperature=-1), InvalidRequest, r"temperature .*-1"),
     "temperature nan": (lambda e: SamplingParams(temperature=float("nan")), InvalidRequest, "temperature"),
     "top_p 1.5": (lambda e: SamplingParams(top_p=1.5), InvalidRequest, r"top_p must be in \(0, 1\], got 1.5"),
+    "repetition_penalty near 0": (
+        lambda e: SamplingParams(repetition_penalty=1e-300),
+        InvalidRequest,
+        r"repetition_penalty must be in \[0.01, 10\]",
+    ),
     "temperature beyond floats": (
         lambda e: SamplingParams(temperature=10**400),
         InvalidRequest,

@@ -257,6 +257,9 @@ def test_public_reports_of_accepted_invalid_values(schema: Any, text: str) -> No
         ({"properties": {"a": {"$ref": "http://example.com/s"}}}, "/properties/a/$ref"),
         ({"$ref": "other.json#/x"}, "/$ref"),
         ({"properties": {"a": {"type": "object", "properties": {"b": {}}, "minProperties": 3}}}, "/properties/a/minProperties"),
+        ({"properties": {"a": {"const": 12345678901234567890123}}}, "/properties/a/const"),
+        ({"items": {"enum": [1, {"a": [2**64 + 1]}]}}, "/items/enum"),
+        ({"type": "integer", "maximum": 10**400}, "/maximum"),
     ],
 )  # fmt: skip
 def test_refused_keywords_are_named_by_pointer(schema: Any, pointer: str) -> None:
@@ -264,6 +267,13 @@ def test_refused_keywords_are_named_by_pointer(schema: Any, pointer: str) -> Non
     assert error.parameter == pointer
     assert pointer in str(error)
     assert pointer.rpartition("/")[2] in str(error)
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 2**80, 10**22])
+def test_large_numbers_that_keep_their_value_are_taken(number: int) -> None:
+    text = complete(CACHE.get(GrammarSpec.json_schema({"const": number, "default": 10**400})), seed=0)
+    assert text is not None
+    assert json.loads(text) == number
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,32 @@ class _Walk:
             node["items" if keyword == "additionalItems" else keyword] = self._visit(place, value)
         else:
             node[keyword] = int(value) if keyword in kw.COUNTS and isinstance(value, float) else value
+            _check_numbers(keyword, node[keyword], place)
+
+
+def _check_numbers(keyword: str, value: Any, place: str) -> None:
+    """Raise UnsupportedGrammar if a constraint holds a number that the engine would take for another one."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, dict | list):
+            pending.extend(item.values() if isinstance(item, dict) else item)
+        elif isinstance(item, int) and not _is_exact(item):
+            raise UnsupportedGrammar(
+                f"the keyword {keyword} at {place} holds a number that cannot be enforced: it has more than 64 bits",
+                parameter=place,
+                value=keyword,
+            )
+
+
+def _is_exact(number: int) -> bool:
+    """Tell whether a number keeps its value in the engine: as a word of 64 bits, or else as a double. Pure."""
+    if -(1 << 63) <= number < 1 << 64:
+        return True
+    try:
+        return float(number) == number
+    except OverflowError:
+        return False
 
 
 def _conjoin(node: dict[str, Any], constraint: dict[str, Any]) -> None:
