@@ -261,7 +261,8 @@ class Program(Generic[P, R]):
         """Give the same program with its own engine (or backend), limits and sampling options.
 
         Args:
-            timeout_s: seconds from the start of a run after which its calls fail with DeadlineExceeded.
+            timeout_s: seconds from the start of a run after which its calls fail with DeadlineExceeded. Code of the
+                program that waits for nothing, or blocks by itself (time.sleep), goes on to its next call first.
             token_budget: most tokens that all calls of a run may write together; then they raise BudgetExceeded.
             retries: how often a call is sent again after an error on the way (remote runtimes only).
             sampling: for every gen that does not set the option itself.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from os import PathLike
 from typing import Protocol
 
 from frontend_lang.backends.gathering import collected, scored
@@ -51,6 +52,8 @@ class EngineBackend:
     transient_errors: tuple[type[Exception], ...] = ()  # what fails here fails again: nothing is in between
 
     def __init__(self, engine: RuntimeEngine) -> None:
+        if isinstance(engine, str | PathLike):
+            raise TypeError(f"engine must be an open engine, e.g. radixrt.Engine({str(engine)!r})")
         self._engine = engine
         self._text = LocalText(engine.tokenizer)
         self._scopes: dict[int, RuntimeScope] = {}

@@ -1,10 +1,19 @@
 """Nothing that a caller gives is dropped in silence: a second name of an option, a wrong function."""
 
 import functools
+from pathlib import Path
 
 import pytest
 
-from frontend_lang import function, gen, greedy_token_selection, program, select, token_length_normalized
+from frontend_lang import (
+    function,
+    gen,
+    greedy_token_selection,
+    program,
+    select,
+    set_default_engine,
+    token_length_normalized,
+)
 from radixrt import InvalidRequest
 from tests.support.backends import ScriptedBackend
 
@@ -87,3 +96,15 @@ def test_outcomes_can_be_printed_and_printing_tells_nobody():
 
     with pytest.raises(Exception, match="the engine died"):  # printing is not handling
         forked.with_options(backend=ScriptedBackend(fail_at={1})).run()
+
+
+@pytest.mark.parametrize("engine", ["smollm2-135m", Path("some") / "model.gguf"])
+def test_the_name_of_a_model_is_no_engine(engine):
+    @program
+    def answer(s):
+        s += gen("x")
+
+    with pytest.raises(TypeError, match=r"radixrt\.Engine"):
+        answer.with_options(engine=engine)
+    with pytest.raises(TypeError, match=r"radixrt\.Engine"):
+        set_default_engine(engine)
