@@ -217,6 +217,7 @@ class EngineLoop:
             self._cause = error
             logger.critical("the engine stopped: %s", first_line(error), exc_info=error)
         self._end()
+        self._runner.close()
 
     def _take_calls(self) -> bool:
         """Wait for work, make the calls of the inbox; give False when the loop shall end."""

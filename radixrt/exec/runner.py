@@ -44,6 +44,10 @@ class ModelRunner:
         # Masks are filled here while the forward pass runs: it lets go of the interpreter.
         self._masking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="radixrt-masks")
 
+    def close(self) -> None:
+        """End the thread that fills masks; no plan can be run afterwards."""
+        self._masking.shutdown()
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Carry out one plan: copies, forward, masks, sampling.

@@ -1,0 +1,120 @@
+"""Masks are filled in a thread while the forward pass runs; a failure of either leaves nothing behind."""
+
+import re
+import threading
+import time
+
+import pytest
+
+from radixrt import DeviceError, Engine, FinishReason, GrammarSpec, SamplingParams
+from radixrt.grammar.engines.llg import LLMatcher
+from tests.support.models import tiny_model
+
+GRAMMAR = GrammarSpec.json_schema(
+    {"type": "array", "items": {"type": "integer"}, "minItems": 5, "maxItems": 5}
+)
+SAMPLING = SamplingParams(max_tokens=40, temperature=1.0, seed=1, grammar=GRAMMAR)
+MASK_THREAD = "radixrt-masks"
+WAIT_S = 20.0
+
+
+class Watched:
+    """A model that calls something at each forward pass."""
+
+    def __init__(self, model, watch):
+        self.device = model.device
+        self._model, self._watch = model, watch
+
+    def forward(self, inputs, store):
+        self._watch()
+        return self._model.forward(inputs, store)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    with Engine(tiny_model("llama", tmp_path / "tiny"), dtype="float32", checks="step", threads=1) as engine:
+        yield engine
+
+
+def watch_forward(engine, monkeypatch, watch):
+    monkeypatch.setattr(engine._runner, "model", Watched(engine._runner.model, watch))
+
+
+def watch_masks(monkeypatch, watch):
+    fill_mask = LLMatcher.fill_mask
+
+    def watched(self, row):
+        watch()
+        fill_mask(self, row)
+
+    monkeypatch.setattr(LLMatcher, "fill_mask", watched)
+
+
+def test_masks_are_filled_while_the_forward_pass_runs(engine, monkeypatch):
+    begun, met = threading.Event(), []
+    watch_masks(monkeypatch, begun.set)
+    watch_forward(engine, monkeypatch, lambda: met.append(begun.wait(WAIT_S)))
+    assert engine.generate("x", SAMPLING).finish_reason is FinishReason.STOP
+    assert met
+    assert all(met)
+
+
+def test_a_forward_pass_that_fails_waits_for_the_masks(engine, monkeypatch):
+    expected = engine.generate("x", SAMPLING).text
+    filling, num_passes = set(), []
+
+    def fill():
+        filling.add(number := object())
+        time.sleep(0.05)
+        filling.discard(number)
+
+    def forward():
+        num_passes.append(1)
+        if len(num_passes) == 4:
+            raise RuntimeError("no such luck")
+
+    with monkeypatch.context() as patch:
+        watch_masks(patch, fill)
+        watch_forward(engine, patch, forward)
+        with pytest.raises(DeviceError, match="no such luck"):
+            engine.generate(["x", "y"], SAMPLING)
+        assert not filling
+    engine.check()
+    assert engine.generate("x", SAMPLING).text == expected
+
+
+def test_a_mask_that_fails_ends_the_step_and_no_more(engine, monkeypatch):
+    expected = engine.generate("x", SAMPLING).text
+    num_masks = []
+
+    def fill():
+        num_masks.append(1)
+        if len(num_masks) == 3:
+            raise RuntimeError("no mask")
+
+    with monkeypatch.context() as patch:
+        watch_masks(patch, fill)
+        with pytest.raises(DeviceError, match="no mask"):
+            engine.generate(["x", "y"], SAMPLING)
+    engine.check()
+    assert engine.generate("x", SAMPLING).text == expected
+
+
+def test_every_row_gets_its_own_mask(engine):
+    patterns = [f"[{letter}{letter.upper()}]{{3,9}}" for letter in "abcdefgh"]
+    params = [
+        SamplingParams(max_tokens=10, temperature=2.0, seed=seed, grammar=GrammarSpec.regex(pattern), n=2)
+        for seed, pattern in enumerate(patterns)
+    ]
+    outputs = engine.generate(["x"] * len(params), params)
+    for pattern, output in zip(patterns, outputs, strict=True):
+        assert all(re.fullmatch(pattern, sample.text) for sample in output.samples)
+
+
+def test_a_closed_engine_leaves_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    with Engine(tiny_model("llama", tmp_path / "tiny"), dtype="float32", threads=1) as engine:
+        engine.generate("x", SAMPLING)
+        assert any(thread.name.startswith(MASK_THREAD) for thread in set(threading.enumerate()) - before)
+    left = [thread.name for thread in set(threading.enumerate()) - before]
+    assert not [name for name in left if name.startswith("radixrt")]
