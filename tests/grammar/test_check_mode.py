@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from radixrt import GrammarSpec
 from radixrt.errors import GrammarDeadEnd, GrammarTooCostly, InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, GrammarCache
 from radixrt.grammar.schema.validator import MAX_JUDGE_S, SchemaValidator
+from tests.grammar.test_rewrite import VALUES, random_schema
 from tests.support.tokenizers import byte_tokenizer
 
 CACHE = GrammarCache(byte_tokenizer())
@@ -118,6 +120,26 @@ def test_the_mask_allows_what_is_valid_and_the_judge_is_exact(name: str) -> None
         text = json.dumps(value, separators=(",", ":"))
         assert mask_allows(grammar, text), text
         assert not grammar.check(text), text
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_schemas_are_judged_and_their_masks_are_weaker(seed: int) -> None:
+    schema = random_schema(random.Random(seed + 250), 2)
+    validator = jsonschema.Draft202012Validator(schema)
+    try:
+        grammar = compiled(schema)
+    except (GrammarTooCostly, UnsupportedGrammar) as error:
+        is_called_empty = "accepts no" in str(error)
+        assert not (is_called_empty and any(map(validator.is_valid, VALUES))), schema
+        return
+    for value in VALUES if grammar.report.checked else ():
+        text, is_valid = (
+            json.dumps(value, separators=(",", ":"), ensure_ascii=False),
+            validator.is_valid(value),
+        )
+        assert grammar.check(text) == is_valid, text
+        if not isinstance(value, dict) or len(value) < 2:  # keys come in the order of the schema
+            assert not is_valid or mask_allows(grammar, text), text
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -249,6 +271,16 @@ def test_a_pattern_that_cannot_be_judged_is_refused_at_once(
 )
 def test_other_patterns_are_still_judged(pattern: str) -> None:
     assert compiled({"pattern": pattern}).report.checked == ["/pattern"]
+
+
+def test_a_busy_machine_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(value: Any) -> Any:
+        time.sleep(2 * MAX_JUDGE_S)  # others have the processor
+        return repr(value)
+
+    monkeypatch.setattr("radixrt.grammar.schema.validator._key", late)
+    schema = {"uniqueItems": True, "minItems": 1, "items": {"pattern": "^a"}}
+    assert SchemaValidator.build(schema).judge('["a", "ab"]') is True
 
 
 def test_what_cannot_be_told_in_time_is_no_success() -> None:

@@ -39,6 +39,7 @@ class Weakening:
         self.places: frozenset[str] = frozenset()
         self._root = root
         self._references = References(root, draft)
+        self._leaves_unevaluated = False
         self._nodes: dict[str, Any] = {}
         self._blockers: dict[
             str, set[str]
@@ -63,7 +64,20 @@ class Weakening:
         elif isinstance(node := self._nodes.get(place), dict):
             for name in node.keys() - _ALWAYS_KEPT:
                 self._leave_out(place, name)
+        if self._leaves_unevaluated and self.places != before:
+            self._leave_out_unevaluated()
         return self.places != before
+
+    def _leave_out_unevaluated(self) -> None:
+        """Leave out all that is about members which nothing evaluated: more of them look like that now."""
+        before = None
+        while before != self.places:  # a oneOf that gave way forbids no more
+            before = self.places
+            self._survey()
+            for pointer, node in self._nodes.items():
+                for name in ("unevaluatedItems", "unevaluatedProperties"):
+                    if isinstance(node, dict) and name in node:
+                        self._leave_out(pointer, name)
 
     def _leave_out_alike(self) -> None:
         """Leave out all uniqueItems over many values: they would be found one by one otherwise."""
@@ -95,13 +109,7 @@ class Weakening:
     def _note(self, pointer: str, keyword: str) -> None:
         names = {keyword, *_COMPANIONS.get(keyword, ())} & self._nodes[pointer].keys()
         self.places |= {f"{pointer}/{name}" for name in names}
-        if keyword in _EVALUATING and keyword != "oneOf":
-            self.places |= {
-                f"{other}/{name}"
-                for other, node in self._nodes.items()
-                for name in ("unevaluatedItems", "unevaluatedProperties")
-                if isinstance(node, dict) and name in node
-            }
+        self._leaves_unevaluated |= keyword in _EVALUATING and keyword != "oneOf"
 
     def _survey(self) -> None:
         """Find all subschemas that the root reaches, and what forbids weakening them."""
