@@ -22,12 +22,12 @@ def endings(rules: Mapping[str, Expr], machines: Mapping[str, Automaton]) -> tup
     texts = {name: text for name, machine in machines.items() if (text := _shortest(machine)) is not None}
     known: dict[str, str] = {}
     for _ in range(_MAX_ROUNDS):
-        found = {
-            name: text for name, expr in rules.items() if (text := _text(expr, texts, known)) is not None
-        }
-        if found == known:
+        before = dict(known)
+        for name, expr in reversed(list(rules.items())):  # those that others use first: fewer rounds
+            if (text := _text(expr, texts, known)) is not None:
+                known[name] = text
+        if known == before:
             break
-        known = found
     result: dict[str, None] = {}
     for expr in rules.values():
         _collect(expr, "", texts, known, lambda text: result.setdefault(text))

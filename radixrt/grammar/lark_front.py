@@ -252,7 +252,7 @@ class _Flow:
         is_changed = True
         while is_changed:
             before = len(self.nullable), len(self.productive), sum(map(len, self._first.values()))
-            for name, expr in rules.items():
+            for name, expr in reversed(rules.items()):  # those that others use first: fewer rounds
                 if self._is_nullable(expr):
                     self.nullable.add(name)
                 if self.is_productive(expr):

@@ -15,6 +15,8 @@ from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarKind, GrammarSpec, StructuralTag
 from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar
 from radixrt.grammar import GrammarCache
+from radixrt.grammar.ebnf_front import ebnf_to_engine
+from radixrt.grammar.lark_front import to_engine
 from radixrt.grammar.worker import CompileWorker, is_plainly_small
 from tests.support.tokenizers import byte_tokenizer
 
@@ -59,6 +61,14 @@ HOSTILE: dict[str, Callable[[], GrammarSpec]] = {
     ),
     "many dependencies": lambda: GrammarSpec.json_schema({"dependentRequired": {f"k{number}": ["z"] for number in range(100)}}),
     "complement without end": lambda: GrammarSpec.json_schema({"type": "string", "not": {"pattern": "^(a|b)*a(a|b){30}$"}}),
+    "a huge number": lambda: GrammarSpec.json_schema({"type": "integer", "minimum": 10**400}),
+    "an infinite number": lambda: GrammarSpec(JSON, '{"type": "number", "minimum": 1e999}'),
+    "an infinite constant": lambda: GrammarSpec(JSON, '{"not": {"enum": [1e999]}}'),
+    "a reference that is none": lambda: GrammarSpec.json_schema({"$ref": 5}),
+    "a reference that is no URI": lambda: GrammarSpec.json_schema({"$ref": "http://[::1"}),
+    "an identifier that is no URI": lambda: GrammarSpec.json_schema({"$id": "http://[::1", "$ref": "x"}),
+    "parentheses in lark": lambda: GrammarSpec.lark("start: " + "(" * 3000 + '"a"' + ")" * 3000),
+    "parentheses in a regex": lambda: GrammarSpec.regex("(" * 3000 + "a" + ")" * 3000),
     "negated recursion": lambda: GrammarSpec.json_schema({"not": {"$ref": "#"}}),
 }  # fmt: skip
 
@@ -77,6 +87,21 @@ def test_is_refused_in_time(cache: GrammarCache, name: str) -> None:
         cache.get(HOSTILE[name]())
     assert time.process_time() - started < 2
     assert cache.get(GrammarSpec.regex("[a-z]{3}")).check("abc")
+
+
+@pytest.mark.parametrize("kind", ["lark", "ebnf"])
+def test_a_long_chain_of_rules_is_read_in_time(kind: str) -> None:
+    text = (
+        "start: r0\n" + "\n".join(f'r{number}: "a" r{number + 1}' for number in range(1500)) + '\nr1500: "b"'
+    )
+    config = GrammarConfig()
+    started = time.process_time()
+    if kind == "lark":
+        found = to_engine(text, config)
+    else:
+        found = ebnf_to_engine(text.replace("start", "root").replace(": ", " ::= "), config)
+    assert "r1500" in found.text
+    assert time.process_time() - started < 3
 
 
 def test_a_nul_is_a_character_like_any_other(cache: GrammarCache) -> None:

@@ -11,7 +11,7 @@ import llguidance
 
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarSpec
-from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar
+from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar, first_line
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.llg import ENGINE, LLGrammar
 from radixrt.grammar.matcher import EnforcementReport
@@ -120,9 +120,14 @@ def shortest_match(pattern: str) -> str | None:
 
 def _engine_grammar(schema: Mapping[str, Any], whitespace: str) -> str:
     options = {"lenient": False, "coerce_one_of": False, **_WHITESPACE[whitespace]}
-    grammar: str = llguidance.LLMatcher.grammar_from_json_schema(
-        json.dumps(schema, ensure_ascii=False), overrides=options
-    )
+    try:
+        grammar: str = llguidance.LLMatcher.grammar_from_json_schema(
+            json.dumps(schema, ensure_ascii=False), overrides=options
+        )
+    except ValueError as error:  # it reads no number beyond those of 64 bits
+        raise UnsupportedGrammar(
+            f"the schema is not supported: {first_line(error)}", parameter="grammar", value=str(schema)[:200]
+        ) from None
     return grammar
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def _check_finite(schema: Mapping[str, Any], targets: Mapping[str, tuple[str, st
 
 def _load(text: str, config: GrammarConfig) -> Any:
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise _too_deep(config) from None
     except ValueError as error:
@@ -139,6 +140,12 @@ def _load(text: str, config: GrammarConfig) -> Any:
         raise InvalidRequest(
             f"a schema must be an object or a boolean, got {type(value).__name__}", parameter="grammar"
         )
+    return value
+
+
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"the number {text[:40]} is too large")
     return value
 
 

@@ -58,7 +58,7 @@ class References:
         if isinstance(identifier, str) and identifier.startswith("#"):
             self._anchors[home, identifier[1:]] = pointer
         elif isinstance(identifier, str):
-            uri = urljoin(self.resources[home], identifier).removesuffix("#")
+            uri = _joined(self.resources[home], identifier, f"{pointer}/$id").removesuffix("#")
             self.resources[pointer] = uri
             self._pointers.setdefault(uri, pointer)
             home = pointer
@@ -69,18 +69,24 @@ class References:
                     self._dynamic.setdefault(name, []).append(pointer)
         return home
 
-    def resolve(self, pointer: str, keyword: str, reference: str) -> str:
+    def resolve(self, pointer: str, keyword: str, reference: object) -> str:
         """Give the JSON Pointer that a reference at a place means.
 
         Raises:
-            InvalidRequest: there is no subschema.
+            InvalidRequest: it is no reference, or there is no subschema.
             UnsupportedGrammar: it leads out of the document, or to several places by turns.
         """
+        place = f"{pointer}/{keyword}"
+        if not isinstance(reference, str):  # draft 4 does not say that it must be one
+            raise InvalidRequest(
+                f"{keyword} at {place} must be a string, got {type(reference).__name__}",
+                parameter=place,
+                value=reference,
+            )
         home = self._home(pointer)
         base = self.resources[home]
-        uri, _, fragment = (base + reference if reference[:1] == "#" else urljoin(base, reference)).partition(
-            "#"
-        )
+        whole = base + reference if reference[:1] == "#" else _joined(base, reference, place)
+        uri, _, fragment = whole.partition("#")
         if uri != base and uri not in self._pointers:
             raise UnsupportedGrammar(
                 f"{keyword} at {pointer}/{keyword} must be local (#...), got {reference[:200]!r}: nothing is fetched",
@@ -123,6 +129,15 @@ class References:
         while pointer not in self.resources:
             pointer = pointer.rpartition("/")[0]
         return pointer
+
+
+def _joined(base: str, reference: str, place: str) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{reference[:200]!r} at {place} is no URI: {error}", parameter=place, value=reference
+        ) from None
 
 
 def _dangling(pointer: str, keyword: str, reference: str) -> InvalidRequest:
