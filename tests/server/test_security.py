@@ -235,6 +235,7 @@ def test_keys_come_from_a_file_and_a_missing_one_is_an_error(engine, tmp_path):
         ServerConfig(api_key_file=str(tmp_path / "none")),
         ServerConfig(api_keys=""),
         ServerConfig(api_keys="short"),
+        ServerConfig(api_keys="alice=key-number-1,bob=key-number-1"),
     ):
         with pytest.raises(InvalidRequest):
             KeyRing.load(config)
