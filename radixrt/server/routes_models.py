@@ -86,21 +86,22 @@ async def tokenize(request: Request) -> Response:
     if body.segments is not None and body.add_special_tokens:
         raise InvalidRequest("add_special_tokens goes with prompt only", parameter="add_special_tokens")
 
-    def encode() -> list[int]:
+    def made() -> Response:
         if body.segments is not None:
-            return encode_segments(tokenizer, body.segments, is_start=body.is_start)
-        has_special = body.add_special_tokens is not False
-        return tokenizer.encode(body.prompt or "", add_special_tokens=has_special)
+            token_ids = encode_segments(tokenizer, body.segments, is_start=body.is_start)
+        else:
+            has_special = body.add_special_tokens is not False
+            token_ids = tokenizer.encode(body.prompt or "", add_special_tokens=has_special)
+        answer: dict[str, Any] = {
+            "tokens": token_ids,
+            "count": len(token_ids),
+            "max_model_len": service.engine.config.max_context,
+        }
+        if body.return_token_strs:
+            answer["token_strs"] = [tokenizer.token_text(token_id) for token_id in token_ids]
+        return json_response(answer)
 
-    token_ids = await service.in_thread(encode)
-    answer: dict[str, Any] = {
-        "tokens": token_ids,
-        "count": len(token_ids),
-        "max_model_len": service.engine.config.max_context,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [tokenizer.token_text(token_id) for token_id in token_ids]
-    return json_response(answer)
+    return await service.in_thread(made)
 
 
 @router.post("/detokenize", **documented(DetokenizeBody))

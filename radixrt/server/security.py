@@ -104,7 +104,10 @@ def _parsed(entries: Iterable[str]) -> dict[str, str]:
             name, key = f"key-{hashlib.sha256(text.encode()).hexdigest()[:8]}", text
         if not name or not name.isprintable():
             raise InvalidRequest("a tenant's name must be printable text", parameter="api_keys")
-        keys[key] = name
+        if keys.setdefault(key, name) != name:
+            raise InvalidRequest(
+                f"the tenants {keys[key]!r} and {name!r} have the same API key", parameter="api_keys"
+            )
     return keys
 
 

@@ -122,11 +122,10 @@ class Tokenizer:
         """
         _check_unicode(text)
         if self.add_bos is None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
+            return _ids(self._backend, text, add_special_tokens=add_special_tokens)
         has_bos = self.add_bos and add_special_tokens
         prefix = _optional(self.bos_id) if has_bos else []
-        return [*prefix, *self._backend.encode(text, add_special_tokens=False).ids]
+        return [*prefix, *_ids(self._backend, text)]
 
     def encode_pieces(self, pieces: Sequence[TextPiece]) -> list[int]:
         """Encode template text and content as one text; control tokens count in template pieces only.
@@ -145,8 +144,7 @@ class Tokenizer:
             wanted += self._control_pattern.finditer(joined, start, stop)
         found = self._control_pattern.finditer(joined)
         if [match.span() for match in found] == [match.span() for match in wanted]:
-            ids: list[int] = self._backend.encode(joined, add_special_tokens=False).ids
-            return ids
+            return _ids(self._backend, joined)
         return self._masked_backend().encode(joined, wanted)
 
     def encode_continuation(self, text: str) -> list[int]:
@@ -168,8 +166,7 @@ class Tokenizer:
         """Encode text in which no control token counts."""
         if self._control_pattern.search(text):
             return self._masked_backend().encode(text, ())
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self._backend, text)
 
     def shielded(self, value: Any) -> tuple[Any, dict[str, str]]:
         """Put stand-ins for control tokens that strings of a JSON value spell; see `text.chat.shielded`."""
@@ -224,10 +221,7 @@ class _MaskedBackend:
         for match in wanted:
             parts += [text[position : match.start()], self._names[match[0]]]
             position = match.end()
-        ids: list[int] = self._backend.encode(
-            "".join([*parts, text[position:]]), add_special_tokens=False
-        ).ids
-        return ids
+        return _ids(self._backend, "".join([*parts, text[position:]]))
 
     def _renamed(self, description: dict[str, Any]) -> dict[str, Any]:
         names, model = self._names, description["model"]
@@ -241,6 +235,13 @@ class _MaskedBackend:
             model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
         description["post_processor"] = None  # it names control tokens, and none is added here
         return description
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """Encode one text as a batch of one: unlike the backend's `encode`, that lets other threads run meanwhile."""
+    [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 def _template_spans(pieces: Sequence[TextPiece]) -> list[tuple[int, int]]:

@@ -17,10 +17,12 @@ from pathlib import Path
 import jinja2.sandbox
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from radixrt.config import ServerConfig
 from radixrt.errors import InvalidRequest
 from radixrt.server import create_app
+from radixrt.server.app import BODIES as BODIES_OF_ALL_ROUTES
 from radixrt.server.bodies_chat import ChatBody
 from radixrt.server.bodies_completions import CompletionBody
 from radixrt.server.bodies_native import GenerateBody
@@ -233,6 +235,7 @@ def test_keys_come_from_a_file_and_a_missing_one_is_an_error(engine, tmp_path):
         ServerConfig(api_key_file=str(tmp_path / "none")),
         ServerConfig(api_keys=""),
         ServerConfig(api_keys="short"),
+        ServerConfig(api_keys="alice=key-number-1,bob=key-number-1"),
     ):
         with pytest.raises(InvalidRequest):
             KeyRing.load(config)
@@ -380,6 +383,21 @@ def test_brackets_in_strings_are_no_depth(engine):
         engine, CHAT, {**GREEDY, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
     )
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("kind", BODIES_OF_ALL_ROUTES, ids=lambda kind: kind.__name__)
+def test_a_million_faults_cost_no_more_than_a_few(kind):
+    for name in kind.model_fields:
+        for wrong in ([{}] * 3000, [[None]] * 3000, {str(number): {} for number in range(3000)}):
+            raw = json.dumps({name: wrong}).encode()
+            with pytest.raises(ValidationError) as caught:
+                kind.model_validate_json(raw)
+            is_list = isinstance(wrong, list)
+            assert not is_list or caught.value.error_count() < 50, name
+            with pytest.raises(InvalidRequest) as refused:
+                parse_body(raw, kind)
+            if caught.value.error_count() > 1000:
+                assert str(refused.value) == f"the body breaks {caught.value.error_count()} rules"
 
 
 def test_a_schema_as_text_is_checked_too(engine):

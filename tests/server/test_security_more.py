@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import logging
 import random
 import sys
 import time
@@ -280,6 +281,30 @@ def test_what_looks_like_a_constraint_is_never_ignored(engine, fields):
     response = post(engine, CHAT, {**GREEDY, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"].split("/")[0] in (*fields, "regex")
+
+
+def test_only_bugs_write_a_traceback(engine, caplog):
+    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.01}}
+    with caplog.at_level(logging.INFO):
+        assert post(engine, CHAT, late).status_code == 504
+        assert post(engine, CHAT, {**late, "stream": True}).status_code == 200
+        assert [record for record in caplog.records if record.exc_info] == []
+        assert [record.fields["error"] for record in caplog.records if record.name == "radixrt.access"] == [
+            "the request was not done within timeout_s = 0.01"
+        ] * 2
+        app = create_app(engine, ServerConfig())
+
+        @app.get("/broken")
+        async def broken():
+            raise ZeroDivisionError
+
+        async def go():
+            async with client_of(app) as http:
+                await http.get("/broken")
+
+        asyncio.run(go())
+    [record] = [record for record in caplog.records if record.exc_info]
+    assert record.exc_info[0] is ZeroDivisionError
 
 
 # -- 23. cancellation everywhere -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,21 @@ def test_ordinary_tokens_of_the_template_are_not_forged() -> None:
     user_id = tokenizer.encode("<User>")[0]
     assert tokenizer.encode_pieces([TextPiece("<User>", True), TextPiece("<User>")]).count(user_id) == 1
     assert len(tokenizer.encode_pieces([TextPiece("<other>")])) == 1
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = byte_tokenizer(chat=True)
+    text, is_done, ticks = "lorem ipsum " * 60_000, threading.Event(), 0
+
+    def encode() -> None:
+        tokenizer.encode(text)
+        tokenizer.encode_pieces([TextPiece("<|im_end|>", True), TextPiece(text), TextPiece("<|im_end|>")])
+        tokenizer.encode_continuation(text)
+        is_done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not is_done.wait(0.001):
+        ticks += 1
+    thread.join()
+    assert ticks > 40  # held up: about 6, between the encodings
