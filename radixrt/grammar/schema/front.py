@@ -21,6 +21,8 @@ from radixrt.grammar.schema.references import References, children, escape_point
 from radixrt.grammar.schema.rewrite import Rewriter
 from radixrt.grammar.schema.validator import SchemaValidator
 
+_WORD = 1 << 63
+
 MAX_PROPERTIES = 4096  # of one object: the engine's time grows with their square
 
 
@@ -273,20 +275,19 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
             pending.extend(item.values() if isinstance(item, dict) else item)
         elif isinstance(item, int) and not _is_exact(item):
             raise UnsupportedGrammar(
-                f"the keyword {keyword} at {place} holds a number that cannot be enforced: it has more than 64 bits",
+                f"the keyword {keyword} at {place} holds a number that cannot be enforced: the engine would round it",
                 parameter=place,
                 value=keyword,
             )
 
 
 def _is_exact(number: int) -> bool:
-    """Tell whether a number keeps its value in the engine: as a word of 64 bits, or else as a double. Pure."""
-    if -(1 << 63) <= number < 1 << 64:
-        return True
-    try:
-        return float(number) == number
-    except OverflowError:
-        return False
+    """Tell whether a whole number keeps its value in the engine. Pure.
+
+    The engine takes numbers for doubles and writes their shortest digits: from 2**63 on those of another number.
+    And the constant -2**63 ends the process (llguidance 1.9.1).
+    """
+    return abs(number) < _WORD and int(float(number)) == number
 
 
 def _conjoin(node: dict[str, Any], constraint: dict[str, Any]) -> None:
