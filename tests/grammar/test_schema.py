@@ -270,7 +270,7 @@ def test_refused_keywords_are_named_by_pointer(schema: Any, pointer: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "number", [2**63 - 1, 2**63 - 2, 2**53 + 1, -(2**63), -(2**63) + 1, 2**63, 2**64 - 1, -(2**80), 1e19]
+    "number", [2**63 - 1, 2**63 - 2, 2**53 + 1, -(2**63), -(2**63) + 1, 2**63, 2**64 - 1, -(2**80)]
 )
 def test_numbers_that_the_engine_would_round_are_refused(number: int) -> None:
     # The constants at -2**63 ended the process.
