@@ -270,7 +270,20 @@ def test_refused_keywords_are_named_by_pointer(schema: Any, pointer: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "number", [2**63 - 1, 2**63 - 2, 2**53 + 1, -(2**63), -(2**63) + 1, 2**63, 2**64 - 1, -(2**80)]
+    "number",
+    [
+        2**63 - 1,
+        2**63 - 2,
+        2**53 + 1,
+        -(2**63),
+        -(2**63) + 1,
+        2**63,
+        2**64 - 1,
+        -(2**80),
+        2**60,
+        2.0**60,
+        -1e300,
+    ],
 )
 def test_numbers_that_the_engine_would_round_are_refused(number: int) -> None:
     # The constants at -2**63 ended the process.
@@ -279,11 +292,11 @@ def test_numbers_that_the_engine_would_round_are_refused(number: int) -> None:
     assert "round" in str(error)
 
 
-@pytest.mark.parametrize("number", [2**62, -(2**62), 2**53, -(2**63) + 4096, 1e22, -1e300, 0.1])
+@pytest.mark.parametrize("number", [2**53, -(2**53), 10**18, -(10**22), 1e22, 0.1])
 def test_large_numbers_that_keep_their_value_are_taken(number: float) -> None:
     text = complete(CACHE.get(GrammarSpec.json_schema({"const": number, "default": 10**400})), seed=0)
     assert text is not None
-    assert float(json.loads(text)) == number
+    assert json.loads(text) == number
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +22,8 @@ from radixrt.grammar.schema.references import References, children, escape_point
 from radixrt.grammar.schema.rewrite import Rewriter
 from radixrt.grammar.schema.validator import SchemaValidator
 
-_WORD = 1 << 63
+_LARGEST_PLAIN = 1 << 53
+_LARGEST_DOUBLE = 10**308
 
 MAX_PROPERTIES = 4096  # of one object: the engine's time grows with their square
 
@@ -273,7 +275,7 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
         item = pending.pop()
         if isinstance(item, dict | list):
             pending.extend(item.values() if isinstance(item, dict) else item)
-        elif isinstance(item, int) and not _is_exact(item):
+        elif isinstance(item, int | float) and not _is_exact(item):
             raise UnsupportedGrammar(
                 f"the keyword {keyword} at {place} holds a number that cannot be enforced: the engine would round it",
                 parameter=place,
@@ -281,13 +283,15 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
             )
 
 
-def _is_exact(number: int) -> bool:
-    """Tell whether a whole number keeps its value in the engine. Pure.
+def _is_exact(number: int | float) -> bool:
+    """Tell whether a number keeps its value in the engine. Pure.
 
-    The engine takes numbers for doubles and writes their shortest digits: from 2**63 on those of another number.
+    The engine takes numbers for doubles and writes their shortest digits: beyond 2**53 often those of another number.
     And the constant -2**63 ends the process (llguidance 1.9.1).
     """
-    return abs(number) < _WORD and int(float(number)) == number
+    if abs(number) <= _LARGEST_PLAIN:
+        return True
+    return abs(number) < _LARGEST_DOUBLE and int(Decimal(repr(float(number)))) == number
 
 
 def _conjoin(node: dict[str, Any], constraint: dict[str, Any]) -> None:
