@@ -273,7 +273,7 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
         item = pending.pop()
         if isinstance(item, dict | list):
             pending.extend(item.values() if isinstance(item, dict) else item)
-        elif isinstance(item, int) and not _is_exact(item):
+        elif isinstance(item, int | float) and not _is_exact(item, is_bound=keyword in kw.BOUNDS):
             raise UnsupportedGrammar(
                 f"the keyword {keyword} at {place} holds a number that cannot be enforced: the engine would round it",
                 parameter=place,
@@ -281,13 +281,16 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
             )
 
 
-def _is_exact(number: int) -> bool:
-    """Tell whether a whole number keeps its value in the engine. Pure.
+def _is_exact(number: float, *, is_bound: bool) -> bool:
+    """Tell whether a number keeps its value in the engine. Pure.
 
     The engine takes numbers for doubles and writes their shortest digits: from 2**63 on those of another number.
-    And the constant -2**63 ends the process (llguidance 1.9.1).
+    And the constant -2**63 ends the process (llguidance 1.9.1). Bounds, fractions too, it cuts to words of 64 bits:
+    a range below -2**63 ends the process in the same way, and one above gives 2**63 - 1.
     """
-    return abs(number) < _WORD and int(float(number)) == number
+    if isinstance(number, float) and not is_bound:
+        return True
+    return abs(number) < _WORD and float(number) == number
 
 
 def _conjoin(node: dict[str, Any], constraint: dict[str, Any]) -> None:
