@@ -260,6 +260,8 @@ def test_public_reports_of_accepted_invalid_values(schema: Any, text: str) -> No
         ({"properties": {"a": {"const": 12345678901234567890123}}}, "/properties/a/const"),
         ({"items": {"enum": [1, {"a": [2**64 + 1]}]}}, "/items/enum"),
         ({"type": "integer", "maximum": 10**400}, "/maximum"),
+        ({"type": "integer", "minimum": -1e30, "maximum": -1e29}, "/minimum"),  # ended the process
+        ({"type": "integer", "exclusiveMinimum": 9.3e18, "maximum": 9.4e18}, "/exclusiveMinimum"),
     ],
 )  # fmt: skip
 def test_refused_keywords_are_named_by_pointer(schema: Any, pointer: str) -> None:

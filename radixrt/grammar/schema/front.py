@@ -23,6 +23,7 @@ from radixrt.grammar.schema.rewrite import Rewriter
 from radixrt.grammar.schema.validator import SchemaValidator
 
 _LARGEST_PLAIN = 1 << 53
+_WORD = 1 << 63
 _LARGEST_DOUBLE = 10**308
 
 MAX_PROPERTIES = 4096  # of one object: the engine's time grows with their square
@@ -275,7 +276,7 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
         item = pending.pop()
         if isinstance(item, dict | list):
             pending.extend(item.values() if isinstance(item, dict) else item)
-        elif isinstance(item, int | float) and not _is_exact(item):
+        elif isinstance(item, int | float) and not _is_exact(item, is_bound=keyword in kw.BOUNDS):
             raise UnsupportedGrammar(
                 f"the keyword {keyword} at {place} holds a number that cannot be enforced: the engine would round it",
                 parameter=place,
@@ -283,15 +284,17 @@ def _check_numbers(keyword: str, value: Any, place: str) -> None:
             )
 
 
-def _is_exact(number: int | float) -> bool:
+def _is_exact(number: int | float, *, is_bound: bool) -> bool:
     """Tell whether a number keeps its value in the engine. Pure.
 
     The engine takes numbers for doubles and writes their shortest digits: beyond 2**53 often those of another number.
-    And the constant -2**63 ends the process (llguidance 1.9.1).
+    And the constant -2**63 ends the process (llguidance 1.9.1). Bounds, fractions too, it cuts to words of 64 bits: a
+    range below -2**63 ends the process in the same way, and one above gives 2**63 - 1.
     """
     if abs(number) <= _LARGEST_PLAIN:
         return True
-    return abs(number) < _LARGEST_DOUBLE and int(Decimal(repr(float(number)))) == number
+    limit = _WORD if is_bound else _LARGEST_DOUBLE
+    return abs(number) < limit and int(Decimal(repr(float(number)))) == number
 
 
 def _conjoin(node: dict[str, Any], constraint: dict[str, Any]) -> None:

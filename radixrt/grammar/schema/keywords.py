@@ -46,6 +46,7 @@ FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
 
+BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 COUNTS = frozenset(
     {
         *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
