@@ -33,6 +33,8 @@ _MAX_PLAIN_SPLITS = 40
 _SPLITS = re.compile(
     r'"(?:not|if|oneOf|unevaluated\w+|dependen\w+|propertyNames|patternProperties|contains|m..Properties)"\s*:'
 )
+# Beyond 64 bits an engine may end its process (llguidance 1.9.1 did): better the worker than the server.
+_LARGE_NUMBER = re.compile(r"[0-9]{16}|[0-9][eE][+]?[0-9]{2}")
 _NUMBER_OF_REPEATS = re.compile(r"\{\d{0,9},?\d{3,}|(?:~|\.\.)\s*\d{3,}")
 
 
@@ -51,6 +53,7 @@ def is_plainly_small(spec: GrammarSpec) -> bool:
         len(spec.text) <= _MAX_PLAIN_CHARACTERS
         and len(_SPLITS.findall(spec.text)) <= _MAX_PLAIN_SPLITS
         and not _NUMBER_OF_REPEATS.search(spec.text)
+        and not _LARGE_NUMBER.search(spec.text)
     )
 
 

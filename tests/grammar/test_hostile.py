@@ -206,6 +206,9 @@ def test_small_constraints_need_no_worker(cache: GrammarCache) -> None:
     assert is_plainly_small(GrammarSpec.json_schema({"type": "object", "oneOf": [{"required": ["a"]}]}))
     assert is_plainly_small(tagged(GrammarSpec.regex("[a-z]{1,20}")))
     assert not is_plainly_small(tagged(GrammarSpec.regex(".{0,5000}")))
+    assert is_plainly_small(GrammarSpec.json_schema({"maximum": 1_000_000_000, "minimum": -0.125}))
+    for number in (-(2**63), 1e30, 10**16):
+        assert not is_plainly_small(GrammarSpec.json_schema({"maximum": number}))
     assert not is_plainly_small(tagged(GrammarSpec.json_schema({"pattern": "a{100,2000}"})))
     assert not is_plainly_small(GrammarSpec.regex(".{0,5000}"))
     assert not is_plainly_small(GrammarSpec.json_schema({"pattern": "a{100,2000}"}))
