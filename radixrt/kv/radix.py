@@ -372,6 +372,9 @@ class RadixTree:
             if key != self._eviction_key(node):
                 self._enqueue(node)
                 continue
+            if self.pool.refs[node.pages[-1]] > 1:  # nothing can go: no need to ask who waits for it
+                held.append(node)
+                continue
             num_kept = 0 if num_wanted is None else self._num_wanted_pages(node, num_wanted)
             eviction = self._truncate(node, min(num_pages - num_freed, len(node.pages) - num_kept))
             if eviction is not None:

@@ -18,6 +18,8 @@ from radixrt.kv.cache import PageLease
 from radixrt.sched.constraint import Constraint, Rewind
 from radixrt.types import FinishReason, GenerateRequest, Namespace, SamplingParams, TokenLogprob
 
+NO_POSITIONS = range(0)
+
 
 class SequenceStatus(Enum):
     """WAITING -> RUNNING -> FINISHED; back to WAITING only by preemption."""
@@ -157,7 +159,9 @@ class Sequence:
     @property
     def wanted_logprobs(self) -> range:
         """Positions whose token's logprob is wanted, as far as the tokens are known."""
-        sampling = self.sampling
+        sampling = self.request.sampling
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
+            return NO_POSITIONS
         start = max(self.request.logprob_start, 1)
         if sampling.prompt_logprobs is None:
             start = self.num_prompt_tokens
