@@ -58,6 +58,12 @@ public:
 
 constexpr float kNothingSeen = -1e30f;
 
+// The positions that are read next: their memory is asked for while the block before them is in use.
+struct Ahead {
+    const int32_t* pages = nullptr;
+    int64_t start = 0, stop = 0;
+};
+
 // Attend of one group and the kv heads [first_head, stop_head), together for a block of keys: a token's heads lie side
 // by side, and memory is read in long runs.
 template <class T>
@@ -74,24 +80,33 @@ public:
           rows_per_token_(layer.num_query_heads / layer.kv.num_heads),
           log2_scale_(layer.scale * kLog2E) {}
 
-    void run(const Member* members, int64_t num_members, int64_t shared_stop) {
+    // Args: next: what the thread will probably read after this group.
+    void run(const Member* members, int64_t num_members, int64_t shared_stop, Ahead next) {
         num_rows_ = 0;
         for (int64_t m = 0; m < num_members; ++m) num_rows_ += members[m].num_tokens * rows_per_token_;
         scratch_.resize((stop_head_ - first_head_) * num_rows_, row_words_, width_);
         gather(members, num_members);
-        if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop);
+        if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop, begin(members[0], shared_stop));
         for (int64_t m = 0, row = 0; m < num_members; ++m) {
             const Member& member = members[m];
-            int64_t count = member.num_tokens * rows_per_token_, start = shared_stop;
-            if (layer_.window) start = std::max(start, member.first_position + 1 - layer_.window);
-            start = start / kKeyBlock * kKeyBlock;
-            attend(row, count, member.pages, start, member.first_position + member.num_tokens);
+            int64_t count = member.num_tokens * rows_per_token_;
+            Ahead after = m + 1 < num_members ? begin(members[m + 1], shared_stop) : next;
+            attend(row, count, member.pages, begin(member, shared_stop).start, end_of(member), after);
             row += count;
         }
         scatter(members, num_members);
     }
 
+    // The first block that a member reads from `start` on.
+    Ahead begin(const Member& member, int64_t start) const {
+        if (layer_.window) start = std::max(start, member.first_position + 1 - layer_.window);
+        start = start / kKeyBlock * kKeyBlock;
+        return {member.pages, start, std::min(start + kKeyBlock, end_of(member))};
+    }
+
 private:
+    static int64_t end_of(const Member& member) { return member.first_position + member.num_tokens; }
+
     template <class Function>
     void for_each_row(const Member* members, int64_t num_members, Function&& function) {
         int64_t row = 0;
@@ -127,11 +142,12 @@ private:
     }
 
     // Attend from rows [first_row, first_row + num_rows) to the positions [start, stop); start cuts key blocks.
-    void attend(int64_t first_row, int64_t num_rows, const int32_t* pages, int64_t start, int64_t stop) {
+    void attend(int64_t first_row, int64_t num_rows, const int32_t* pages, int64_t start, int64_t stop, Ahead next) {
         const bool is_direct = num_rows <= kMaxDirectRows && fits_directly<T>(head_dim_);
         for (int64_t block = start; block < stop; block += kKeyBlock) {
-            int64_t count = std::min(kKeyBlock, stop - block);
-            list_lines(pages, block + count, std::min(block + 2 * kKeyBlock, stop), is_direct);
+            int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
+            bool is_last = following >= stop;
+            list_lines(is_last ? next : Ahead{pages, following, std::min(following + kKeyBlock, stop)}, is_direct);
             for (int64_t head = first_head_; head < stop_head_; ++head) {
                 find_block(pages, head, block, count);
                 if (!is_direct) pack_block(count);
@@ -143,14 +159,14 @@ private:
         }
     }
 
-    // List the memory of the positions [start, stop), in the order of addresses where that can be.
-    void list_lines(const int32_t* pages, int64_t start, int64_t stop, bool is_direct) {
+    // List the memory of positions, in the order of addresses where that can be.
+    void list_lines(Ahead ahead, bool is_direct) {
         const KVLayer<T>& kv = layer_.kv;
         const int64_t stride = kv.num_heads * head_dim_, wanted = (stop_head_ - first_head_) * head_dim_;
         stream_.clear();
-        for (int64_t position = start; position < stop;) {
-            int64_t offset = position % kv.page_size, count = std::min(kv.page_size - offset, stop - position);
-            const T* keys = kv.key(pages[position / kv.page_size], offset, first_head_);
+        for (int64_t position = ahead.start; position < ahead.stop;) {
+            int64_t offset = position % kv.page_size, count = std::min(kv.page_size - offset, ahead.stop - position);
+            const T* keys = kv.key(ahead.pages[position / kv.page_size], offset, first_head_);
             for (const T* run : {keys, keys + kv.value_offset()}) {
                 if (wanted == stride) {
                     stream_.add(run, count * stride * sizeof(T));
@@ -297,7 +313,12 @@ inline void attend_all(Team& team, int thread, const AttentionLayer<T>& layer, c
         const Group& group = plan.groups[item / items_per_group];
         int64_t first_head = item % items_per_group * heads_per_item;
         GroupAttention<T> attention(layer, first_head, first_head + heads_per_item, scratch);
-        attention.run(&plan.members[group.first_member], group.num_members, group.shared_stop);
+        Ahead next;
+        if (items_per_group == 1 && item + 1 < num_groups) {
+            const Group& following = plan.groups[item + 1];
+            next = attention.begin(plan.members[following.first_member], 0);
+        }
+        attention.run(&plan.members[group.first_member], group.num_members, group.shared_stop, next);
     });
 }
 
