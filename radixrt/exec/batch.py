@@ -27,7 +27,7 @@ class SampleRow:
 
     Attributes:
         sequence: whose next token it is (read only).
-        uniform: number in [0, 1), keyed by seed, sample and position.
+        uniform: number in [0, 1), keyed by seed, sample and position; 0 under greedy sampling, which needs none.
         mask: [ceil(V / 32)] int32, 1 = allowed; None = everything.
         banned_ids: tokens that must not come now (ends before min_tokens).
         mask_s: time to fill the mask.
@@ -105,7 +105,8 @@ def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:
 
 
 def _sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
-    draw = uniform(sequence.seed, sequence.sample_index, sequence.num_total)
+    is_greedy = sequence.sampling.is_greedy
+    draw = 0.0 if is_greedy else uniform(sequence.seed, sequence.sample_index, sequence.num_total)
     if sequence.constraint is None:
         return SampleRow(sequence, draw, None, _banned(sequence, vocab_size))
     mask = np.zeros(-(-vocab_size // MASK_WORD_BITS), dtype=np.int32)

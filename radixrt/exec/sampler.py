@@ -69,7 +69,9 @@ def _verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
 
 
 def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
-    """Give a copy of the logits with bias, penalties, bans and masks applied. [N, V]."""
+    """Give the logits with bias, penalties, bans and masks applied: a copy, or themselves where nothing applies. [N, V]."""
+    if not any(_is_adjusted(row) for row in rows):
+        return logits
     logits = logits.clone()
     vocab_size = logits.shape[1]
     for index, row in enumerate(rows):
@@ -86,6 +88,10 @@ def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
         if row.mask is not None:
             logits[index] += refusals(row.mask, vocab_size).to(logits.device)
     return logits
+
+
+def _is_adjusted(row: SampleRow) -> bool:
+    return row.mask is not None or bool(row.sampling.logit_bias or row.banned_ids) or _has_penalty(row)
 
 
 def _has_penalty(row: SampleRow) -> bool:
