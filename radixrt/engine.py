@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import queue
 import random
-from array import array
+import time
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
@@ -21,6 +21,7 @@ from typing import Any, Self, overload
 
 import torch
 
+from radixrt.asking import Prompt, as_prompts, as_sampling, check_ids
 from radixrt.config import EngineConfig, home_folder
 from radixrt.delivery import Deliver, Delivery, OutputCollector
 from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong
@@ -52,7 +53,6 @@ from radixrt.types import (
     SamplingParams,
 )
 
-Prompt = str | Seq[int]
 DEFAULT_SCOPE_TTL_S = 600.0
 
 
@@ -105,6 +105,7 @@ class Engine:
                 thread, must return soon.
         Raises:
             RequestError: the request breaks a rule; nothing was started.
+            DeadlineExceeded: compiling its constraint took all its time.
             EngineStopped: the engine is closed or died.
         """
         return self._submit(self._checked(request), deliver)
@@ -114,7 +115,9 @@ class Engine:
         grammar = request.sampling.grammar
         constraint = None
         if grammar is not None:
+            began_s = time.monotonic()
             compiled = self._grammars.get(grammar, owner=request.owner)
+            request = request.after(time.monotonic() - began_s)
             judge = self._judge(compiled) if compiled.report.checked else None
             constraint = Constraint.begin(
                 compiled.start(),
@@ -183,10 +186,10 @@ class Engine:
             RequestError: a request breaks a rule; no request of the list is started.
             EngineError: the first failure, in order, after all have ended.
         """
-        prompts, is_batch = _as_prompts(prompt)
+        prompts, is_batch = as_prompts(prompt)
         requests = [
             self.request(item, params, namespace=namespace, scope=scope, label=label)
-            for item, params in zip(prompts, _as_sampling(sampling, len(prompts)), strict=True)
+            for item, params in zip(prompts, as_sampling(sampling, len(prompts)), strict=True)
         ]
         handles = self._start(requests)
         try:
@@ -262,17 +265,17 @@ class Engine:
     def _check_prompt(self, prompt_ids: Seq[int]) -> None:
         if not prompt_ids:
             raise InvalidRequest("prompt must have at least one token", parameter="prompt", value="")
-        _check_ids("prompt", prompt_ids, self.config.num_token_ids)
+        check_ids("prompt", prompt_ids, self.config.num_token_ids)
 
     def _checked(self, request: GenerateRequest) -> GenerateRequest:
         """Give the request with max_tokens cut to the context, or raise the RequestError it deserves."""
         prompt_ids, sampling = request.prompt_ids, request.sampling
         num_ids = self.config.num_token_ids
         self._check_prompt(prompt_ids)
-        _check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
-        _check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
-        _check_ids("logprob_token_ids", sampling.logprob_token_ids, num_ids)
-        _check_ids("shown_token_ids", sampling.shown_token_ids, self.tokenizer.vocab_size)
+        check_ids("logit_bias", tuple(sampling.logit_bias), num_ids)
+        check_ids("stop_token_ids", sampling.stop_token_ids, num_ids)
+        check_ids("logprob_token_ids", sampling.logprob_token_ids, num_ids)
+        check_ids("shown_token_ids", sampling.shown_token_ids, self.tokenizer.vocab_size)
         num_left = self.config.max_context - len(prompt_ids)
         if num_left < 1:
             raise PromptTooLong(
@@ -440,53 +443,3 @@ def _wait(handle: _Handle) -> GenerationOutput | BaseException:
             return item
         if handle.collector.add(item):
             return handle.collector.output()
-
-
-def _as_prompts(prompt: Prompt | Seq[Prompt]) -> tuple[list[Prompt], bool]:
-    if isinstance(prompt, str):
-        return [prompt], False
-    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Seq):
-        raise InvalidRequest(
-            f"prompt must be text, token ids or a list of these, got {type(prompt).__name__}",
-            parameter="prompt",
-            value=prompt,
-        )
-    items: list[Any] = list(prompt)
-    if not items:
-        raise InvalidRequest("prompt must have at least one token", parameter="prompt", value=prompt)
-    is_batch = isinstance(items[0], str | Seq)
-    return (items, True) if is_batch else ([items], False)
-
-
-def _as_sampling(
-    sampling: SamplingParams | Seq[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * num_prompts
-    if (
-        not isinstance(sampling, Seq)
-        or len(sampling) != num_prompts
-        or not all(isinstance(item, SamplingParams) for item in sampling)
-    ):
-        raise InvalidRequest(
-            f"sampling must be one SamplingParams, or one per prompt ({num_prompts})",
-            parameter="sampling",
-            value=sampling,
-        )
-    return list(sampling)
-
-
-def _check_ids(parameter: str, token_ids: Seq[int], num_ids: int) -> None:
-    try:
-        if bool in set(map(type, token_ids)):
-            raise TypeError
-        values = array("q", token_ids)
-    except (TypeError, OverflowError):
-        raise InvalidRequest(
-            f"{parameter} must hold whole numbers in [0, {num_ids})", parameter=parameter, value=token_ids
-        ) from None
-    if values and not (min(values) >= 0 and max(values) < num_ids):
-        wrong = next(value for value in values if not 0 <= value < num_ids)
-        raise InvalidRequest(
-            f"{parameter}: token ids must be in [0, {num_ids}), got {wrong}", parameter=parameter, value=wrong
-        )

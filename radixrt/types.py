@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from radixrt.constraints import GrammarKind as GrammarKind
 from radixrt.constraints import GrammarSpec as GrammarSpec
 from radixrt.constraints import StructuralTag as StructuralTag
 from radixrt.constraints import check_choices as check_choices
-from radixrt.errors import InvalidRequest
+from radixrt.errors import DeadlineExceeded, InvalidRequest
 
 MAX_TOKENS_LIMIT = 1 << 20
 MAX_SAMPLES = 128
@@ -266,6 +266,18 @@ class GenerateRequest:
             _check_int("scope_id", self.scope_id, 0, (1 << 63) - 1)
         if self.timeout_s is not None:
             _check_number("timeout_s", self.timeout_s, 0.0, 1e9, open_low=True)
+
+    def after(self, seconds: float) -> GenerateRequest:
+        """Give the request as it is some time later: with less time left. Pure.
+
+        Raises:
+            DeadlineExceeded: its time is up.
+        """
+        if self.timeout_s is None:
+            return self
+        if seconds >= self.timeout_s:
+            raise DeadlineExceeded("the request was not done within its timeout_s")
+        return replace(self, timeout_s=self.timeout_s - seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,7 @@ class Scheduler:
             _, _, sequence = heapq.heappop(self._deadlines)
             if sequence.status is not SequenceStatus.FINISHED:
                 self._end(sequence)
-                timeout_s = sequence.request.timeout_s
-                error = DeadlineExceeded(f"the request was not done within timeout_s = {timeout_s:g}")
+                error = DeadlineExceeded("the request was not done within its timeout_s")
                 updates.append(SequenceUpdate(sequence, (), error=error))
         return updates
 

@@ -28,6 +28,7 @@ class Visit:
 
     Attributes:
         request_id: made here; a client's own id is a label in the log, nothing else.
+        started_s: when it arrived, by time.perf_counter.
         notes: what the routes want in the log's line.
     """
 

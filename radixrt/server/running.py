@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from radixrt.delivery import Deliver, OutputCollector
+from radixrt.errors import DeadlineExceeded
 from radixrt.loop import Ticket
 from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
 
@@ -94,11 +95,16 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
 
         Args:
             watch: called once the requests are taken; gives who looks on.
-        Raises: what the engine's `submit` raises.
+        Raises: what the engine's `submit` raises. DeadlineExceeded: compiling took all the time of a request.
         """
         inbox = _Inbox()
         if any(request.sampling.grammar is not None for request in requests):
-            tickets = await _in_thread(executor, lambda: _submit_all(submit, requests, inbox))
+            left_s = min((request.timeout_s for request in requests if request.timeout_s), default=None)
+            try:
+                async with asyncio.timeout(left_s):
+                    tickets = await _in_thread(executor, lambda: _submit_all(submit, requests, inbox))
+            except TimeoutError:
+                raise DeadlineExceeded("the request was not done within its timeout_s") from None
         else:
             tickets = _submit_all(submit, requests, inbox)
         return cls(requests, inbox, tickets, None if watch is None else watch())

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from radixrt.config import ServerConfig
 from radixrt.engine import Engine
-from radixrt.errors import InvalidRequest, RequestError, UnknownModel
+from radixrt.errors import DeadlineExceeded, InvalidRequest, RequestError, UnknownModel
 from radixrt.explain import PrefixReport
 from radixrt.server.bodies import CallBody
 from radixrt.server.constraints import Constraint
@@ -44,7 +44,11 @@ URGENT_TIERS = ("priority", "fast")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a request is run under, besides its prompt and sampling."""
+    """What a request is run under, besides its prompt and sampling.
+
+    Attributes:
+        deadline_s: when it must be done, by time.perf_counter; it counts from the request's arrival.
+    """
 
     namespace: Namespace
     priority: int
@@ -52,12 +56,19 @@ class Terms:
     label: str
     owner: str
     scope_id: int | None
-    timeout_s: float
+    deadline_s: float
 
     def request(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, *, logprob_start: int = 0
     ) -> GenerateRequest:
-        """Give the engine's request."""
+        """Give the engine's request, with the time that is left to it.
+
+        Raises:
+            DeadlineExceeded: none is.
+        """
+        left_s = self.deadline_s - time.perf_counter()
+        if left_s <= 0:
+            raise DeadlineExceeded("the request was not done within its timeout_s")
         return GenerateRequest(
             tuple(prompt_ids),
             sampling,
@@ -68,7 +79,7 @@ class Terms:
             label=self.label,
             owner=self.owner,
             scope_id=self.scope_id,
-            timeout_s=self.timeout_s,
+            timeout_s=left_s,
         )
 
 
@@ -176,7 +187,8 @@ class Service:
             scope_id=None
             if ttl_s is None or is_private
             else self.retention.scope_id(visit.tenant.name, namespace, ttl_s=ttl_s),
-            timeout_s=min(options.timeout_s or self.config.max_request_s, self.config.max_request_s),
+            deadline_s=visit.started_s
+            + min(options.timeout_s or self.config.max_request_s, self.config.max_request_s),
         )
 
     def _ttl_s(self, body: CallBody, *, has_breakpoint: bool) -> int | None:

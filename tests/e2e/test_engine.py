@@ -4,6 +4,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 
 import pytest
 
@@ -243,6 +244,22 @@ def test_request_ends_with_its_deadline(engine):
     with pytest.raises(InvalidRequest, match="timeout_s must be in"):
         engine.submit(GenerateRequest((1, 2, 3), LONG, timeout_s=0), inbox.put)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+def test_compiling_a_constraint_counts_for_the_deadline(engine, monkeypatch):
+    grammars, get = engine._grammars, engine._grammars.get
+
+    def slow(spec, **options):
+        time.sleep(0.2)
+        return get(spec, **options)
+
+    monkeypatch.setattr(grammars, "get", slow)
+    constrained = SamplingParams(max_tokens=4, grammar=GrammarSpec.regex("[ab]+"))
+    with pytest.raises(DeadlineExceeded):
+        engine.submit(GenerateRequest((1, 2, 3), constrained, timeout_s=0.1), print)
+    inbox = queue.Queue()
+    engine.submit(GenerateRequest((1, 2, 3), constrained, timeout_s=60), inbox.put)
+    assert set(read(inbox)[-1].text) <= {"a", "b"}
 
 
 def test_readers_exception_aborts_its_own_request_only(engine):

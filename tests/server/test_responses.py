@@ -177,7 +177,7 @@ def test_a_bad_field_is_400_and_named(engine, change, param, text):
 
 def test_a_failure_in_mid_stream_is_an_error_event(engine):
     text = post(
-        engine, RESPONSES, {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": 0.05}}
+        engine, RESPONSES, {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": 0.3}}
     ).text
     last = json.loads(text.strip().split("\n\n")[-1].split("\n")[1].removeprefix("data: "))
     assert last["type"] == "error"

@@ -284,13 +284,13 @@ def test_what_looks_like_a_constraint_is_never_ignored(engine, fields):
 
 
 def test_only_bugs_write_a_traceback(engine, caplog):
-    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.01}}
+    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.3}}
     with caplog.at_level(logging.INFO):
         assert post(engine, CHAT, late).status_code == 504
         assert post(engine, CHAT, {**late, "stream": True}).status_code == 200
         assert [record for record in caplog.records if record.exc_info] == []
         assert [record.fields["error"] for record in caplog.records if record.name == "radixrt.access"] == [
-            "the request was not done within timeout_s = 0.01"
+            "the request was not done within its timeout_s"
         ] * 2
         app = create_app(engine, ServerConfig())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 
 import pytest
 
@@ -106,7 +108,7 @@ def test_a_full_queue_is_429_with_retry_after(model_folder, engine):
 
 
 def test_a_deadline_is_504_and_not_retried(engine):
-    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.05}}
+    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.3}}
     response = post(engine, CHAT, body)
     assert response.status_code == 504
     assert error_of(response)["code"] == "deadline_exceeded"
@@ -291,3 +293,27 @@ def test_guidance_may_say_its_grammar_twice_but_not_two_grammars(engine):
         refused = post(engine, CHAT, {**body, **other})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "guided_grammar"
+
+
+@pytest.mark.parametrize("slow", ["encode", "compile"])
+def test_a_deadline_counts_from_the_requests_arrival(engine, monkeypatch, slow):
+    owner, name = (engine.tokenizer, "encode") if slow == "encode" else (engine._grammars, "get")
+    work = getattr(owner, name)
+    done = threading.Event()
+
+    def slowly(*given, **options):
+        time.sleep(0.4)
+        try:
+            return work(*given, **options)
+        finally:
+            done.set()
+
+    monkeypatch.setattr(owner, name, slowly)
+    body = {"prompt": "a", "max_tokens": 2, "regex": "[ab]+", "radixrt": {"timeout_s": 0.2}}
+    num_begun = engine.stats().num_finished_requests
+    response = post(engine, "/v1/completions", body)
+    assert response.status_code == 504
+    assert response.json()["error"]["code"] == "deadline_exceeded"
+    assert done.wait(timeout=30)
+    assert engine.stats().num_finished_requests == num_begun
+    assert post(engine, "/v1/completions", {**body, "radixrt": {"timeout_s": 60}}).status_code == 200
