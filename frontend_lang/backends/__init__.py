@@ -5,7 +5,7 @@
 | `values` | radixrt's data types; with `engine` and `local_text` the only importer of radixrt |
 | `protocol` | `Backend`: what a program needs of a runtime |
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
-| `http`, `remote` | `HttpBackend`: a radixrt server, token-exact |
+| `http`, `remote`, `remote_scopes` | `HttpBackend`: a radixrt server, token-exact |
 | `openai`, `chat_text`, `chat_answer` | `OpenAIBackend`: any server that speaks the OpenAI chat protocol |
 | `recording`, `replay` | `RecordingBackend` keeps what another one was asked and said; `ReplayBackend` answers from it |
 | `local_text`, `gathering` | what several of them share |
@@ -23,10 +23,12 @@ from frontend_lang.backends.replay import NotRecorded, ReplayBackend
 from frontend_lang.backends.values import (
     DeadlineExceeded,
     FinishReason,
+    ForcedSpan,
     GenerateRequest,
     GenerationOutput,
     GrammarSpec,
     InvalidRequest,
+    Origin,
     OutputChunk,
     OutputCollector,
     ProgramError,
@@ -45,6 +47,7 @@ __all__ = [
     "DryRunEnds",
     "EngineBackend",
     "FinishReason",
+    "ForcedSpan",
     "GenerateRequest",
     "GenerationOutput",
     "GrammarSpec",
@@ -52,6 +55,7 @@ __all__ = [
     "InvalidRequest",
     "NotRecorded",
     "OpenAIBackend",
+    "Origin",
     "OutputChunk",
     "OutputCollector",
     "ProgramError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from frontend_lang.backends import InvalidRequest, RecordedCall, Recording, ReplayBackend, Usage
@@ -33,6 +33,12 @@ class TracedBranch:
     error: str | None = None
 
     @property
+    def number(self) -> int:
+        """Give which of its parent's branches it is, from 0; 0 for the root."""
+        tail = self.path.rpartition("/")[2]
+        return int(tail) if tail.isdecimal() else 0
+
+    @property
     def parent(self) -> str | None:
         """Give the parent's path; None for the root."""
         head, _, tail = self.path.rpartition("/")
@@ -45,12 +51,29 @@ class CallTimes:
 
     Attributes:
         first_token_s: from its start to its first token; None where the runtime does not tell.
+        queued_s: of these, until the runtime began with it; None where it does not tell, and of selects and decides.
         num_requests: how many it sent to the runtime: several for a retry or some selects, 0 if it did not come so far.
     """
 
     total_s: float
     first_token_s: float | None
+    queued_s: float | None
     num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """A run that a program started inside its own.
+
+    Attributes:
+        branch, place: it began behind so many segments of this branch.
+        num_forked: and behind so many branches that parted from it.
+    """
+
+    branch: str
+    place: int
+    num_forked: int
+    trace: Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +82,11 @@ class Trace:
 
     Attributes:
         program: its name.
-        calls: every call of all branches, in order of start.
+        calls: every call of all branches, in order of start; those of the runs inside are in their own traces.
         branches: the root first, each after its parent.
         recording: what the runtime was asked and said, for `replay`.
         error: what the run ended with, or None.
+        nested: the runs that the program started (`other.run(...)`), in order of start.
     """
 
     program: str
@@ -70,6 +94,7 @@ class Trace:
     branches: tuple[TracedBranch, ...]
     recording: Recording = field(repr=False)
     error: str | None = None
+    nested: tuple[TracedRun, ...] = ()
 
     def __str__(self) -> str:
         return as_text(self)
@@ -84,7 +109,7 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """Give the sum over all calls."""
+        """Give the sum over all calls, without those of the runs inside."""
         return total_usage([call.usage for call in self.calls])
 
     def table(self) -> str:
@@ -183,17 +208,12 @@ class Trace:
         first_s = requests[-1].first_token_s if requests else None
         if first_s is not None:  # of a call that was sent again, the waiting before counts too
             first_s += requests[-1].started_s - requests[0].started_s
-        return CallTimes(call.seconds, first_s, len(requests))
+        return CallTimes(call.seconds, first_s, call.queued_s, len(requests))
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; `Trace.load` and `ReplayBackend.load` read it."""
-        TraceFile(
-            recording=self.recording,
-            program=self.program,
-            calls=tuple(replace(call, distribution=_dict(call.distribution)) for call in self.calls),
-            branches=self.branches,
-            error=self.error,
-        ).save(path)
+        plain = _plain(self)
+        TraceFile(**{item.name: getattr(plain, item.name) for item in fields(plain)}).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -203,7 +223,7 @@ class Trace:
             InvalidRequest: not such a file, or of another version.
         """
         file = TraceFile.load(path)
-        return cls(file.program, file.calls, file.branches, file.recording, file.error)
+        return cls(file.program, file.calls, file.branches, file.recording, file.error, file.nested)
 
     def replay(self) -> ReplayBackend:
         """Give a backend that answers as the runtime did: `program.with_options(backend=trace.replay()).run(...)`."""
@@ -223,10 +243,20 @@ class TraceFile(RunFile):
     calls: tuple[CallRecord, ...]
     branches: tuple[TracedBranch, ...]
     error: str | None = None
+    nested: tuple[TracedRun, ...] = ()
 
 
 def _joined(segments: tuple[Segment, ...]) -> str:
     return "".join(segment.text for segment in segments)
+
+
+def _plain(trace: Trace) -> Trace:
+    """Give a trace with plain dicts, those of the runs inside included. Pure."""
+    return replace(
+        trace,
+        calls=tuple(replace(call, distribution=_dict(call.distribution)) for call in trace.calls),
+        nested=tuple(replace(run, trace=_plain(run.trace)) for run in trace.nested),
+    )
 
 
 def _dict(distribution: Mapping[str, float] | None) -> dict[str, float] | None:
@@ -238,4 +268,4 @@ def plain(messages: list[dict[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple((message["role"], message["content"]) for message in messages)
 
 
-__all__ = ["CallTimes", "Trace", "TraceFile", "TracedBranch", "plain"]
+__all__ = ["CallTimes", "Trace", "TraceFile", "TracedBranch", "TracedRun", "plain"]
