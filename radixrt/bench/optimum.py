@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from radixrt.bench.workloads import SimRequest
-from radixrt.kv.radix import num_common_tokens
+from radixrt.kv.packed import num_common_tokens
 from radixrt.types import Namespace
 
 NEVER = 1 << 62

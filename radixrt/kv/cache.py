@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
 from radixrt.kv.history import EvictionLog, EvictionRecord
+from radixrt.kv.packed import TOKEN_BYTES, pack
 from radixrt.kv.pool import PageCopy, PagePool
-from radixrt.kv.radix import TOKEN_BYTES, NumWanted, PrefixMatch, RadixTree, pack
+from radixrt.kv.radix import PrefixMatch, RadixTree, Wanted
 from radixrt.kv.reuse import ReuseDistances
 from radixrt.kv.scopes import Scopes
 from radixrt.types import Namespace, TokenIds
@@ -107,9 +108,7 @@ class PrefixCache:
         self.scopes = Scopes(self.pool, max_pages=int(self.pool.capacity * MAX_SCOPE_SHARE))
         self.counters = CacheCounters()
         self.reuse = ReuseDistances(page_size * TOKEN_BYTES)
-        self.num_wanted: NumWanted | None = (
-            None  # set by the scheduler: what its waiting list needs goes last
-        )
+        self.wanted: Wanted | None = None  # set by the scheduler: what its waiting list needs goes last
         self.now_s = 0.0  # told by the scheduler, for scopes and the log
         self._log = EvictionLog()
         self._leases: set[PageLease] = set()
@@ -305,7 +304,7 @@ class PrefixCache:
 
     def _evict(self, num_pages: int, *, reason: str, label: str) -> int:
         num_freed = 0
-        for eviction in self.tree.evict(num_pages, num_wanted=self.num_wanted):
+        for eviction in self.tree.evict(num_pages, wanted=self.wanted):
             num_freed += eviction.num_pages
             self._log.add(eviction, at_s=self.now_s, reason=reason, label=label)
         self.counters.num_evicted_pages[reason] += num_freed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from radixrt.kv.radix import Eviction, num_common_tokens
+from radixrt.kv.packed import num_common_tokens
+from radixrt.kv.radix import Eviction
 from radixrt.types import Namespace
 
 MAX_RECORDS = 1024

@@ -18,45 +18,31 @@ clock and the truncation of tails.
 from __future__ import annotations
 
 import heapq
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import EvictionFacts, EvictionKey, lru
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, unpack
 from radixrt.kv.pool import PagePool
 from radixrt.types import Namespace
 
-TOKEN_BYTES = array("i").itemsize
 MAX_SPARED = 64  # wanted leaves that one eviction looks at before it takes what comes
 
-NumWanted = Callable[[Namespace, bytes], int]
 
+class Wanted(Protocol):
+    """Who waits for cached prefixes.
 
-def pack(token_ids: Sequence[int]) -> bytes:
-    """Give token ids as bytes, TOKEN_BYTES each. Pure."""
-    return array("i", token_ids).tobytes()
+    Attributes:
+        version: another number after every change of the answers.
+    """
 
+    version: int
 
-def unpack(tokens: bytes) -> list[int]:
-    """Give packed tokens as ints. Pure."""
-    return array("i", tokens).tolist()
-
-
-def num_common_tokens(left: bytes, right: bytes) -> int:
-    """Give how many leading tokens two packed runs share. Pure. Cost: O(log n) comparisons."""
-    low, high = 0, min(len(left), len(right)) // TOKEN_BYTES
-    if left[: high * TOKEN_BYTES] == right[: high * TOKEN_BYTES]:
-        return high
-    # The runs agree on [0, low) and differ somewhere in [low, high).
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low * TOKEN_BYTES : middle * TOKEN_BYTES] == right[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
-            low = middle
-        else:
-            high = middle
-    return low
+    def num_wanted(self, namespace: Namespace, tokens: bytes) -> int:
+        """Give how many leading tokens of a path somebody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +98,7 @@ class RadixNode:
         "priority",
         "queued_key",
         "tokens",
+        "wanted",
     )
 
     def __init__(self, parent: RadixNode | None, tokens: bytes, pages: list[int], *, created: int) -> None:
@@ -125,6 +112,7 @@ class RadixNode:
         self.num_hits = 0
         self.priority = 0
         self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
+        self.wanted: tuple[int, bytes, int] | None = None  # version of Wanted, tokens then, pages
 
     @property
     def num_tokens(self) -> int:
@@ -338,16 +326,16 @@ class RadixTree:
 
     # -- evicting ---------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int, *, num_wanted: NumWanted | None = None) -> list[Eviction]:
+    def evict(self, num_pages: int, *, wanted: Wanted | None = None) -> list[Eviction]:
         """Free up to num_pages pages that only the tree holds, from the tails of leaves in policy order.
 
         Args:
-            num_wanted: gives how many leading tokens of a path someone waits for; those go last.
+            wanted: who waits for what; that goes last.
         Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
         Cost: O((num_pages + leaves held by others) * log leaves), and the length of the paths that are cut.
         """
         spared: list[RadixNode] = []
-        evictions = self._evict(num_pages, num_wanted, spared)
+        evictions = self._evict(num_pages, wanted, spared)
         if len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
             evictions += self._evict(num_pages - _num_pages(evictions), None, [])
         for node in spared:
@@ -357,7 +345,7 @@ class RadixTree:
             evictions += self._evict(num_pages - _num_pages(evictions), None, [])
         return evictions
 
-    def _evict(self, num_pages: int, num_wanted: NumWanted | None, spared: list[RadixNode]) -> list[Eviction]:
+    def _evict(self, num_pages: int, wanted: Wanted | None, spared: list[RadixNode]) -> list[Eviction]:
         """Evict in policy order; leaves of which nothing may go while others are there are put into `spared`."""
         num_freed = 0
         evictions: list[Eviction] = []
@@ -375,7 +363,7 @@ class RadixTree:
             if self.pool.refs[node.pages[-1]] > 1:  # nothing can go: no need to ask who waits for it
                 held.append(node)
                 continue
-            num_kept = 0 if num_wanted is None else self._num_wanted_pages(node, num_wanted)
+            num_kept = 0 if wanted is None else self._num_wanted_pages(node, wanted)
             eviction = self._truncate(node, min(num_pages - num_freed, len(node.pages) - num_kept))
             if eviction is not None:
                 evictions.append(eviction)
@@ -390,11 +378,14 @@ class RadixTree:
             self._enqueue(node)
         return evictions
 
-    def _num_wanted_pages(self, leaf: RadixNode, num_wanted: NumWanted) -> int:
-        """Give how many leading pages of a leaf someone waits for."""
-        namespace, path = self._path(leaf)
-        num_before = len(path) // TOKEN_BYTES - leaf.num_tokens
-        return max(-(-(num_wanted(namespace, path) - num_before) // self.page_size), 0)
+    def _num_wanted_pages(self, leaf: RadixNode, wanted: Wanted) -> int:
+        """Give how many leading pages of a leaf someone waits for; the answer is kept while nothing changes."""
+        if leaf.wanted is None or leaf.wanted[0] != wanted.version or leaf.wanted[1] is not leaf.tokens:
+            namespace, path = self._path(leaf)
+            num_before = len(path) // TOKEN_BYTES - leaf.num_tokens
+            num_tokens = max(wanted.num_wanted(namespace, path) - num_before, 0)
+            leaf.wanted = (wanted.version, leaf.tokens, -(-num_tokens // self.page_size))
+        return leaf.wanted[2]
 
     def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction | None:
         """Drop pages that only the tree holds from a leaf's tail; None when there are none."""

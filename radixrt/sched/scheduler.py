@@ -39,7 +39,7 @@ class Scheduler:
         self.policy = POLICIES[config.policy]
         self.step_times = StepTimeModel()
         self.waiting = WaitingList(cache, self.policy, max_skips=config.max_skips)
-        cache.num_wanted = self.waiting.num_wanted
+        cache.wanted = self.waiting
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.most_skips = 0

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
-from radixrt.kv.radix import TOKEN_BYTES, PrefixMatch, num_common_tokens
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens
+from radixrt.kv.radix import PrefixMatch
 from radixrt.sched.latency import FASTEST_S_PER_TOKEN
 from radixrt.sched.policy import Cached, OrderKey, Policy
 from radixrt.sched.sequence import Sequence
@@ -67,9 +68,13 @@ class WaitingList:
 
     Invariants: every waiting sequence is in all its views exactly once; a candidate is in the heap unless it is
     urgent or waits for another's prefix.
+
+    Attributes:
+        version: changes with who waits.
     """
 
     def __init__(self, cache: PrefixCache, policy: Policy, *, max_skips: int) -> None:
+        self.version = 0
         self._cache = cache
         self._prefill_s_per_token = FASTEST_S_PER_TOKEN
         self._policy = policy
@@ -94,6 +99,7 @@ class WaitingList:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait. Cost: one lookup, O(log n), one comparison per running prefill."""
+        self.version += 1
         candidate = Candidate(sequence)
         self._candidates[sequence] = candidate
         row = (candidate.tokens, sequence.arrival, candidate)
@@ -112,6 +118,7 @@ class WaitingList:
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer. Cost: O(log n) and one move of pointers."""
+        self.version += 1
         candidate = self._candidates.pop(sequence)
         rows = self._sorted[sequence.namespace]
         del rows[bisect_left(rows, (candidate.tokens, sequence.arrival), key=_place)]
@@ -170,9 +177,9 @@ class WaitingList:
         """
         rows = self._sorted.get(namespace, [])
         place = bisect_left(rows, (tokens, -1), key=_place)
-        longest = max(
-            (num_common_tokens(row[0], tokens) for row in rows[max(place - 1, 0) : place + 1]), default=0
-        )
+        longest = 0
+        for row in rows[max(place - 1, 0) : place + 1]:
+            longest = max(longest, num_common_tokens(row[0], tokens))
         return len(tokens) // TOKEN_BYTES if longest >= MAX_KEY_TOKENS else longest
 
     def is_urgent(self, candidate: Candidate) -> bool:

@@ -4,8 +4,9 @@ import pytest
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
+from radixrt.kv.packed import num_common_tokens, pack, unpack
 from radixrt.kv.pool import PagePool
-from radixrt.kv.radix import RadixTree, num_common_tokens, pack, unpack
+from radixrt.kv.radix import RadixTree
 from radixrt.types import DEFAULT_NAMESPACE, Namespace
 
 NS = DEFAULT_NAMESPACE

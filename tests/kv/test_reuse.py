@@ -3,7 +3,7 @@ import random
 import pytest
 
 from radixrt.kv import reuse
-from radixrt.kv.radix import pack
+from radixrt.kv.packed import pack
 from radixrt.kv.reuse import ReuseDistances
 from radixrt.types import DEFAULT_NAMESPACE as NS
 from radixrt.types import Namespace

@@ -1,0 +1,33 @@
+"""Token ids as bytes, four a token: comparing two runs is one memcmp."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+TOKEN_BYTES = array("i").itemsize
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Give token ids as bytes, TOKEN_BYTES each. Pure."""
+    return array("i", token_ids).tobytes()
+
+
+def unpack(tokens: bytes) -> list[int]:
+    """Give packed tokens as ints. Pure."""
+    return array("i", tokens).tolist()
+
+
+def num_common_tokens(left: bytes, right: bytes) -> int:
+    """Give how many leading tokens two packed runs share. Pure. Cost: O(log n) comparisons."""
+    low, high = 0, min(len(left), len(right)) // TOKEN_BYTES
+    if left[: high * TOKEN_BYTES] == right[: high * TOKEN_BYTES]:
+        return high
+    # The runs agree on [0, low) and differ somewhere in [low, high).
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low * TOKEN_BYTES : middle * TOKEN_BYTES] == right[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle
+    return low
