@@ -61,31 +61,35 @@ def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> Bat
     sample_rows holds, chunk after chunk, the rows of its scored positions and then its row to sample from.
     """
     chunks = plan.chunks
+    stops = [chunk.stop for chunk in chunks]
     num_query_tokens = tuple(chunk.num_tokens for chunk in chunks)
-    query_start = np.concatenate([[0], np.cumsum(num_query_tokens)]).astype(np.int32)
-    positions = np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks])
-    token_ids = np.concatenate([np.frombuffer(_tokens(chunk), dtype=np.int32) for chunk in chunks])
-    page_table = np.zeros((len(chunks), max(-(-chunk.stop // page_size) for chunk in chunks)), dtype=np.int32)
-    for index, chunk in enumerate(chunks):
-        num_pages = -(-chunk.stop // page_size)
-        page_table[index, :num_pages] = _pages(chunk)[:num_pages]
+    query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
+    np.cumsum(num_query_tokens, out=query_start[1:])
     owners = np.repeat(np.arange(len(chunks)), num_query_tokens)
-    slots = page_table[owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    shifts = np.array([chunk.start for chunk in chunks]) - query_start[:-1]
+    positions = np.arange(len(owners)) + shifts[owners]
+    token_ids = np.frombuffer(b"".join(map(_tokens, chunks)), dtype=np.int32).astype(np.int64)
+    page_table = np.zeros((len(chunks), -(-max(stops) // page_size)), dtype=np.int32)
+    for index, chunk in enumerate(chunks):
+        pages = _pages(chunk)[: -(-chunk.stop // page_size)]
+        page_table[index, : len(pages)] = pages
+    columns, offsets = np.divmod(positions, page_size)
+    slots = page_table[owners, columns].astype(np.int64) * page_size + offsets
     rows = [
-        row
-        for chunk, first in zip(chunks, query_start, strict=False)
-        for row in [int(first) + position - 1 - chunk.start for position in _wanted(chunk)]
+        first + position - 1 - chunk.start
+        for chunk, first in zip(chunks, query_start.tolist(), strict=False)
+        for position in _wanted(chunk)
     ]
     return BatchInputs(
-        token_ids=torch.from_numpy(token_ids.astype(np.int64)).to(device),
-        positions=torch.from_numpy(positions.astype(np.int64)).to(device),
+        token_ids=torch.from_numpy(token_ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
         slots=torch.from_numpy(slots).to(device),
         page_table=torch.from_numpy(page_table).to(device),
         query_start=torch.from_numpy(query_start).to(device),
-        context_lens=torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32, device=device),
-        sample_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        context_lens=torch.from_numpy(np.array(stops, dtype=np.int32)).to(device),
+        sample_rows=torch.from_numpy(np.array(rows, dtype=np.int64)).to(device),
         num_query_tokens=num_query_tokens,
-        num_context_tokens=tuple(chunk.stop for chunk in chunks),
+        num_context_tokens=tuple(stops),
     )
 
 
