@@ -149,6 +149,11 @@ def _banned(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
     return tuple(token_id for token_id in ends if token_id < vocab_size)
 
 
+def is_allowed(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_id: int) -> bool:
+    """Tell whether a mask allows a token. Pure."""
+    return bool(int(mask[token_id // MASK_WORD_BITS]) >> token_id % MASK_WORD_BITS & 1)
+
+
 def unpack_masks(masks: Seq[np.ndarray[tuple[int], np.dtype[np.int32]]], vocab_size: int) -> torch.Tensor:
     """Give masks as [N, V] bool. Pure."""
     bits = np.unpackbits(np.stack(masks).view(np.uint8), axis=1, bitorder="little")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
-from radixrt.exec.batch import SampleRow, refusals, unpack_masks
+from radixrt.exec.batch import SampleRow, is_allowed, refusals, unpack_masks
 from radixrt.types import TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
@@ -33,20 +33,26 @@ def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtErro
     """
     if not rows:
         return []
-    adjusted = _adjust(logits, rows)
-    token_ids = _likeliest(adjusted).tolist()
-    best = adjusted[torch.arange(len(rows)), token_ids].tolist()
+    token_ids = _likeliest(logits).tolist()
+    best = logits[torch.arange(len(rows)), token_ids].tolist()
+    changed = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
+    values = dict(zip(range(len(rows)), logits.unbind(), strict=True))
+    if changed:
+        adjusted = _adjust(logits[changed], [rows[index] for index in changed])
+        values.update(zip(changed, adjusted.unbind(), strict=True))
+        for place, (index, token_id) in enumerate(zip(changed, _likeliest(adjusted).tolist(), strict=True)):
+            token_ids[index], best[index] = token_id, float(adjusted[place, token_id])
     whole: list[int] = []  # drawn from all that is allowed
     for index, row in enumerate(rows):
         if row.sampling.is_greedy or not math.isfinite(best[index]):
             continue
         if row.sampling.top_k or row.sampling.top_p < 1:
-            token_ids[index] = _draw_filtered(adjusted[index], row)
+            token_ids[index] = _draw_filtered(values[index], row)
         else:
             whole.append(index)
     if whole:
-        drawn = _draw(adjusted[whole], [rows[index] for index in whole]).tolist()
-        for index, token_id in zip(whole, drawn, strict=True):
+        drawn = _draw(torch.stack([values[index] for index in whole]), [rows[index] for index in whole])
+        for index, token_id in zip(whole, drawn.tolist(), strict=True):
             token_ids[index] = token_id
     return [_verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
 
@@ -68,11 +74,15 @@ def _verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
     return token_id
 
 
+def _is_settled(row: SampleRow, likeliest: int) -> bool:
+    """Tell whether a row's raw logits will do: nothing applies, or a greedy row's mask allows the likeliest token."""
+    if row.sampling.logit_bias or row.banned_ids or _has_penalty(row):
+        return False
+    return row.mask is None or (row.sampling.is_greedy and is_allowed(row.mask, likeliest))
+
+
 def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
-    """Give the logits with bias, penalties, bans and masks applied: a copy, or themselves where nothing applies. [N, V]."""
-    if not any(_is_adjusted(row) for row in rows):
-        return logits
-    logits = logits.clone()
+    """Apply bias, penalties, bans and masks in place; give the logits. [N, V]."""
     vocab_size = logits.shape[1]
     for index, row in enumerate(rows):
         sampling = row.sampling
@@ -88,10 +98,6 @@ def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
         if row.mask is not None:
             logits[index] += refusals(row.mask, vocab_size).to(logits.device)
     return logits
-
-
-def _is_adjusted(row: SampleRow) -> bool:
-    return row.mask is not None or bool(row.sampling.logit_bias or row.banned_ids) or _has_penalty(row)
 
 
 def _has_penalty(row: SampleRow) -> bool:
