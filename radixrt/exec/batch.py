@@ -18,7 +18,7 @@ from radixrt.types import SamplingParams
 
 MASK_WORD_BITS = 32
 NEGATIVE_INFINITY_BITS = np.float32(-np.inf).view(np.int32)
-MEASURE_EVERY = 16
+MEASURE_FIRST, MEASURE_EVERY = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,12 @@ class SampleRow:
 
     @property
     def is_measured(self) -> bool:
-        """Tell whether this row's masked probability is measured: one in MEASURE_EVERY, the same ones in every run."""
-        return (self.sequence.num_output_tokens + self.sequence.arrival) % MEASURE_EVERY == 0
+        """Tell whether this row's masked probability is measured: the same ones are in every run.
+
+        The first samples of a sequence are, so that something is known of a short value, then one in MEASURE_EVERY.
+        """
+        num_sampled = self.sequence.num_output_tokens - self.sequence.num_forced
+        return num_sampled < MEASURE_FIRST or num_sampled % MEASURE_EVERY == 0
 
 
 def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> BatchInputs:

@@ -199,7 +199,7 @@ def _num_kept(ordered: torch.Tensor, row: SampleRow, *, total: torch.Tensor | No
 def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[float | None]:
     """Give the share of each row's probability that its mask takes away, 0 to 1; None where it is not measured.
 
-    Two passes over a row of logits cost more than most masks, so one masked row in MEASURE_EVERY is looked at.
+    Two passes over a row of logits cost more than most masks, so a few are looked at (`SampleRow.is_measured`).
 
     Args:
         logits: [N, V] float32, raw.

@@ -30,13 +30,13 @@ def test_compilations_are_counted(engine):
     assert 0 < found.num_bytes <= engine._grammars.num_bytes  # masks were filled since
 
 
-def test_every_sampled_token_has_a_mask_and_one_in_16_is_measured(engine):
+def test_every_sampled_token_has_a_mask_and_the_first_and_one_in_16_are_measured(engine):
     sampling = SamplingParams(max_tokens=40, seed=1, n=8, grammar=GrammarSpec.regex("[ab]{40}"))
     output = engine.generate("x", sampling)
     found = grammar_stats(engine)
     assert found.num_masks == sum(len(sample.token_ids) for sample in output.samples) == 320
     assert sum(found.mask_s.counts) == 320
-    assert found.num_measured == 3 + 7 * 2  # of 40 tokens of 8 samples that begin one place apart
+    assert found.num_measured == 8 * (4 + 2)  # of each sample the tokens 0 to 3, 16 and 32
     assert 0.5 < found.removed_probability < 1.0  # 2 of 259 tokens are left
 
 
