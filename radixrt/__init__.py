@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from radixrt.streams import ChunkStream, stream_chunks
     from radixrt.types import (
         FinishReason,
+        ForcedSpan,
         GenerateRequest,
         GenerationOutput,
         Namespace,
+        Origin,
         OutputChunk,
         Sample,
         SamplingParams,
@@ -76,9 +78,11 @@ _ERRORS = (
 )
 _TYPES = (
     "FinishReason",
+    "ForcedSpan",
     "GenerateRequest",
     "GenerationOutput",
     "Namespace",
+    "Origin",
     "OutputChunk",
     "Sample",
     "SamplingParams",
@@ -116,6 +120,7 @@ __all__ = [
     "EngineStats",
     "EngineStopped",
     "FinishReason",
+    "ForcedSpan",
     "GenerateRequest",
     "GenerationOutput",
     "GrammarDeadEnd",
@@ -129,6 +134,7 @@ __all__ = [
     "ModelLoadError",
     "Namespace",
     "NeverFits",
+    "Origin",
     "OutputChunk",
     "OutputCollector",
     "PrefixReport",

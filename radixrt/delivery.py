@@ -12,8 +12,10 @@ from radixrt.text.detokenizer import Detokenizer
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import (
     FinishReason,
+    ForcedSpan,
     GenerateRequest,
     GenerationOutput,
+    Origin,
     OutputChunk,
     Sample,
     TokenLogprob,
@@ -46,6 +48,7 @@ class Delivery:
         ]
         self._num_open = len(sequences)
         self._has_begun = [False] * len(sequences)
+        self._num_characters = [0] * len(sequences)
 
     def push(self, update: SequenceUpdate) -> FinishReason | None:
         """Hand a sample's new tokens to the reader; give why it ended, if it did (also by a stop string)."""
@@ -59,6 +62,7 @@ class Delivery:
             text += self._detokenizers[index].finish()
         if reason is not None:
             self._num_open -= 1
+        self._num_characters[index] += len(text)
         chunk = OutputChunk(
             sample_index=index,
             text=text,
@@ -67,6 +71,8 @@ class Delivery:
             logprobs=update.logprobs,
             prompt_logprobs=self._prompt_logprobs(sequence),
             usage=self.usage() if self._num_open == 0 else None,
+            origin=None if reason is None else self._origin(sequence),
+            queued_s=self.sequences[0].origin.queued_s if self._num_open == 0 else None,
         )
         self._has_begun[index] = True
         self.is_done = self._num_open == 0
@@ -98,6 +104,27 @@ class Delivery:
             output_tokens=sum(sequence.num_output_tokens for sequence in self.sequences),
         )
 
+    def _origin(self, sequence: Sequence) -> Origin:
+        """Say how a sample that has ended came about, as far as its reader has its tokens and its text."""
+        log, num_tokens = sequence.origin, sequence.num_delivered
+        runs = [(start, min(stop, num_tokens)) for start, stop in log.runs if start < num_tokens]
+        output_ids = sequence.token_ids[sequence.num_prompt_tokens :]
+        places = [place for run in runs for place in run]
+        num_characters = self._num_characters[sequence.sample_index]
+        ends = [
+            min(end, num_characters)
+            for end in self._detokenizers[sequence.sample_index].text_ends(output_ids, places)
+        ]
+        shares = [share for place, share in log.removed if place <= num_tokens]
+        return Origin(
+            forced=tuple(
+                ForcedSpan(start, stop, text_start, text_stop)
+                for (start, stop), text_start, text_stop in zip(runs, ends[::2], ends[1::2], strict=True)
+            ),
+            masked_share=sum(shares) / len(shares) if shares else None,
+            num_measured=len(shares),
+        )
+
     def _prompt_logprobs(self, sequence: Sequence) -> tuple[TokenLogprob, ...]:
         if self.request.sampling.prompt_logprobs is None or self._has_begun[sequence.sample_index]:
             return ()
@@ -121,6 +148,7 @@ class OutputCollector:
         self._started = clock()
         self._chunks: list[list[OutputChunk]] = [[] for _ in range(num_samples)]
         self._usage: Usage | None = None
+        self._queued_s: float | None = None
         self._seconds = 0.0
         self._first_token_s: float | None = None
 
@@ -131,6 +159,7 @@ class OutputCollector:
             self._first_token_s = self._clock() - self._started
         if chunk.usage is not None:
             self._usage = chunk.usage
+            self._queued_s = chunk.queued_s
             self._seconds = self._clock() - self._started
         return self._usage is not None
 
@@ -149,6 +178,7 @@ class OutputCollector:
             prompt_logprobs=self._chunks[0][0].prompt_logprobs,
             seconds=self._seconds,
             first_token_s=self._first_token_s,
+            queued_s=self._queued_s,
         )
 
 
@@ -160,4 +190,5 @@ def _sample(chunks: list[OutputChunk]) -> Sample:
         token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
         finish_reason=reason,
         logprobs=tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
+        origin=chunks[-1].origin,
     )

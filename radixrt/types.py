@@ -311,6 +311,39 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedSpan:
+    """A run of one sample's output that was not sampled: the constraint left no choice about it.
+
+    What a constraint completes an answer with, because max_tokens would not have sufficed otherwise, is such a run too.
+
+    Attributes:
+        start, stop: the tokens, [start, stop) of the sample's token_ids.
+        text_start, text_stop: the characters that these tokens completed, [text_start, text_stop) of the sample's text.
+    """
+
+    start: int
+    stop: int
+    text_start: int
+    text_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How one sample's output came about.
+
+    Attributes:
+        forced: the runs that were not sampled, in order; they do not touch.
+        masked_share: mean share of the model's probability that the constraint took away where a token was sampled,
+            0 to 1; None where it was not measured, as without a constraint.
+        num_measured: how many tokens that is the mean of: the first 4 that were sampled, then one in 16.
+    """
+
+    forced: tuple[ForcedSpan, ...] = ()
+    masked_share: float | None = None
+    num_measured: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OutputChunk:
     """A piece of one sample's output.
 
@@ -325,6 +358,9 @@ class OutputChunk:
         prompt_logprobs: on a sample's first chunk when asked for: one entry per prompt position from
             max(logprob_start, 1) on.
         usage: on the request's last chunk only.
+        origin: on a sample's last chunk only; None there too where the runtime does not tell.
+        queued_s: on the request's last chunk only: seconds from its submission to the step that admitted its first
+            sample; None there too where the runtime does not tell.
     """
 
     sample_index: int
@@ -334,25 +370,33 @@ class OutputChunk:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     usage: Usage | None = None
+    origin: Origin | None = None
+    queued_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One whole output of a request."""
+    """One whole output of a request.
+
+    Attributes:
+        origin: how it came about; None where the runtime does not tell.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOutput:
-    """The result of one request; text, token_ids, finish_reason and logprobs are those of sample 0.
+    """The result of one request; text, token_ids, finish_reason, logprobs and origin are those of sample 0.
 
     Attributes:
         seconds: from the request to its end.
         first_token_s: from the request to its first token; None when nobody looked or no token came.
+        queued_s: of these, until the engine began with it; None where the runtime does not tell.
     """
 
     prompt_ids: tuple[int, ...]
@@ -361,6 +405,7 @@ class GenerationOutput:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     seconds: float = 0.0
     first_token_s: float | None = None
+    queued_s: float | None = None
 
     @property
     def text(self) -> str:
@@ -377,6 +422,10 @@ class GenerationOutput:
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
         return self.samples[0].logprobs
+
+    @property
+    def origin(self) -> Origin | None:
+        return self.samples[0].origin
 
 
 @dataclass(frozen=True, slots=True)

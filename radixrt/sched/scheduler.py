@@ -278,6 +278,7 @@ class Scheduler:
         self.running.append(sequence)
         if sequence.num_forwarded == 0:
             sequence.num_cached = min(lease.num_shared_tokens, sequence.num_prompt_tokens)
+            sequence.origin.queued_s = self.cache.now_s - sequence.submitted_at_s
         sequence.lease = lease
         sequence.num_computed = lease.num_shared_tokens
         sequence.status = SequenceStatus.RUNNING
@@ -435,6 +436,8 @@ def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason
     """Move a chunk's result into its sequence; give why the sequence ends, or None."""
     sequence.token_logprobs.update(zip(chunk.scored, result.scored, strict=True))
     if result.token_id is not None:
+        if result.removed_probability is not None:
+            sequence.origin.add_removed(sequence.num_output_tokens, result.removed_probability)
         goes_on = sequence.append_sampled(result.token_id, result.logprob, result.closing_logprob)
         if not goes_on:
             return FinishReason.STOP

@@ -16,6 +16,7 @@ from enum import Enum
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PageLease
 from radixrt.sched.constraint import Constraint, Rewind
+from radixrt.sched.origin import OriginLog
 from radixrt.types import FinishReason, GenerateRequest, Namespace, SamplingParams, TokenLogprob
 
 NO_POSITIONS = range(0)
@@ -46,8 +47,8 @@ class Sequence:
         num_cached: prompt tokens found in pages at the first admission.
         num_forwarded: positions that went through the model, recomputation after preemption included.
         constraint: the grammar's cursor, owned by this sequence; None without a grammar.
-        num_forced: output tokens appended without sampling.
         num_delivered: output tokens already handed out.
+        origin: how the output tokens came about.
         token_logprobs: logprobs of known tokens by position, where asked for.
     """
 
@@ -61,9 +62,9 @@ class Sequence:
         "num_cached",
         "num_computed",
         "num_delivered",
-        "num_forced",
         "num_forwarded",
         "num_skips",
+        "origin",
         "request",
         "request_id",
         "sample_index",
@@ -100,10 +101,10 @@ class Sequence:
         self.num_computed = 0
         self.num_cached = 0
         self.num_forwarded = 0
-        self.num_forced = 0
         self.num_delivered = 0
         self.num_skips = 0
         self.submitted_at_s = 0.0
+        self.origin = OriginLog()
         self.token_logprobs: dict[int, TokenLogprob] = {}
         if constraint is not None:
             self._append_forced(constraint.forced(room=request.sampling.max_tokens))
@@ -127,6 +128,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_forced(self) -> int:
+        """Output tokens that were appended without sampling."""
+        return self.origin.num_forced
 
     @property
     def num_pending(self) -> int:
@@ -227,14 +233,14 @@ class Sequence:
         num_total = self.num_prompt_tokens + rewind.num_kept
         del self.token_ids[num_total:]
         self.num_computed = min(self.num_computed, num_total)
-        self.num_forced = rewind.num_forced
+        self.origin.cut(rewind.num_kept)
         self.token_logprobs = {at: known for at, known in self.token_logprobs.items() if at < num_total}
         self.seed = random.Random(f"{self.seed} again").getrandbits(64)
         self._append_forced(list(rewind.closing))
 
     def _append_forced(self, token_ids: list[int]) -> None:
+        self.origin.add_run(self.num_output_tokens, len(token_ids))
         self.token_ids.extend(array("i", token_ids))
-        self.num_forced += len(token_ids)
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold."""
@@ -246,3 +252,4 @@ class Sequence:
             raise InvariantViolation(f"{self.status} with lease {self.lease is not None}")
         if (self.finish_reason is not None) and self.status is not SequenceStatus.FINISHED:
             raise InvariantViolation(f"{self.status} with reason {self.finish_reason}")
+        self.origin.check(self.num_output_tokens)

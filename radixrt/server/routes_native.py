@@ -153,6 +153,7 @@ async def _answer(service: Service, visit: Visit, body: GenerateBody) -> Respons
                     "token_ids": sample.token_ids,
                     "finish_reason": finish_name(sample.finish_reason),
                     "logprobs": _logprobs(sample.logprobs),
+                    "origin": None if sample.origin is None else asdict(sample.origin),
                 }
                 for sample in output.samples
             ],
@@ -160,6 +161,7 @@ async def _answer(service: Service, visit: Visit, body: GenerateBody) -> Respons
             "usage": asdict(output.usage),
             "seconds": output.seconds,
             "first_token_s": output.first_token_s,
+            "queued_s": output.queued_s,
         }
         if found:
             answer["radixrt"] = details_json(output.usage, found)
@@ -218,8 +220,10 @@ def _chunk_json(chunk: OutputChunk) -> dict[str, Any]:
         made["logprobs"] = _logprobs(chunk.logprobs)
     if chunk.prompt_logprobs:
         made["prompt_logprobs"] = _logprobs(chunk.prompt_logprobs)
+    if chunk.origin is not None:
+        made["origin"] = asdict(chunk.origin)
     if chunk.usage is not None:
-        made["usage"] = asdict(chunk.usage)
+        made |= {"usage": asdict(chunk.usage), "queued_s": chunk.queued_s}
     return made
 
 

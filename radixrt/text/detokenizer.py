@@ -48,14 +48,26 @@ class Detokenizer:
         Cost: linear in the new bytes, times the number of stop strings.
         """
         self._allow_stop = allow_stop
-        data = b"".join(
-            self._vocab_bytes[token_id] or self._shown.get(token_id, b"") for token_id in token_ids
-        )
-        return self._advance(self._decoder.decode(data), is_last=False)
+        return self._advance(self._decoder.decode(self._bytes(token_ids)), is_last=False)
 
     def finish(self) -> str:
         """Give what is held back; broken UTF-8 becomes U+FFFD."""
         return self._advance(self._decoder.decode(b"", final=True), is_last=True).text
+
+    def text_ends(self, token_ids: Sequence[int], places: Sequence[int]) -> list[int]:
+        """Give how many characters the first `place` ids complete, for each place in ascending order. Pure."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        ends, at, num_characters = [], 0, 0
+        for place in places:
+            num_characters += len(decoder.decode(self._bytes(token_ids[at:place])))
+            ends.append(num_characters)
+            at = place
+        return ends
+
+    def _bytes(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(
+            self._vocab_bytes[token_id] or self._shown.get(token_id, b"") for token_id in token_ids
+        )
 
     def _advance(self, new_text: str, *, is_last: bool) -> TextDelta:
         if self._is_stopped:
