@@ -28,7 +28,7 @@ async def gen(node: Gen[Any], step: Step, branch: Branch) -> Reply:
         written = transcript.add_sample(output.samples[0], sampling, healed, log.index)
         if step.samples:
             return Reply(step.value, log.record)
-        log.fields |= {**written, "usage": output.usage}
+        log.fields |= {**written, "usage": output.usage, "queued_s": output.queued_s}
         return Reply(value_of(node, log), log.close())
 
 
@@ -49,7 +49,11 @@ def _settle_samples(
     fork([child for child, _ in step.samples], branch)
     for index, (child, variable) in enumerate(step.samples):
         own = log if index == 0 else CallLog("gen", step, node.name, child)
-        own.fields |= {"prompt_ids": output.prompt_ids, "usage": output.usage if index == 0 else Usage()}
+        own.fields |= {
+            "prompt_ids": output.prompt_ids,
+            "usage": output.usage if index == 0 else Usage(),
+            "queued_s": output.queued_s,
+        }
         own.fields |= child.transcript.add_sample(output.samples[index], sampling, healed, own.index)
         try:
             child.set(node.name, variable, Reply(value_of(node, own), own.close()))

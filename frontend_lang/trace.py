@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from frontend_lang.backends import FinishReason, TokenLogprob, Usage
+from frontend_lang.backends import FinishReason, Origin, TokenLogprob, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,9 @@ class CallRecord:
         token_ids: what came back, as it stands in the transcript.
         usage: the runtime's count of the call; for select the sum over its choices.
         logprobs: one entry per generated token when asked for.
+        origin: gen only: which of the tokens were forced and what masks took away, by places in token_ids and text; None
+            where the runtime does not tell.
+        queued_s: gen only: how long its request waited in the runtime before it began; None where that is not told.
         distribution: select only; choice -> probability of the whole choice among the choices, adding up to 1.
         error: what went wrong, or None.
     """
@@ -38,6 +41,8 @@ class CallRecord:
     seconds: float = 0.0
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    origin: Origin | None = None
+    queued_s: float | None = None
     distribution: Mapping[str, float] | None = None
     error: str | None = None
 
@@ -61,8 +66,9 @@ class CallRecord:
         return self.usage.computed_tokens
 
     @property
-    def forced_tokens(self) -> int:
-        return self.usage.forced_tokens
+    def forced_tokens(self) -> int | None:
+        """Give how many tokens were forced; None where the runtime does not tell."""
+        return num_forced([self])
 
     @property
     def output_tokens(self) -> int:
@@ -80,12 +86,18 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
     )
 
 
+def num_forced(calls: Sequence[CallRecord]) -> int | None:
+    """Give how many tokens of calls were forced; None when the runtime of one that wrote some does not tell. Pure."""
+    if any(call.kind == "gen" and call.token_ids and call.origin is None for call in calls):
+        return None
+    return sum(call.usage.forced_tokens for call in calls)
+
+
 def table(calls: Sequence[CallRecord]) -> str:
     """Give a plain-text table of calls, one a line, and their total. Pure."""
     head = ("call", "branch", "prompt", "cached", "computed", "forced", "output", "seconds")
-    rows = [(call.label, call.branch, *_counts(call.usage), f"{call.seconds:.3f}") for call in calls]
-    total = total_usage([call.usage for call in calls])
-    rows.append(("total", "", *_counts(total), f"{sum(call.seconds for call in calls):.3f}"))
+    rows = [(call.label, call.branch, *_counts([call]), f"{call.seconds:.3f}") for call in calls]
+    rows.append(("total", "", *_counts(calls), f"{sum(call.seconds for call in calls):.3f}"))
     return lined_up(head, rows, num_left=2)
 
 
@@ -102,14 +114,22 @@ def lined_up(head: Sequence[str], rows: Sequence[Sequence[str]], *, num_left: in
     return "\n".join(lines)
 
 
-def _counts(usage: Usage) -> tuple[str, ...]:
-    return tuple(
-        str(count)
-        for count in (
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.computed_tokens,
-            usage.forced_tokens,
-            usage.output_tokens,
-        )
-    )
+def counts(calls: Sequence[CallRecord]) -> list[tuple[str, int | None]]:
+    """Give the token counts of calls by name, added up; None = the runtime does not tell. Pure."""
+    usage = total_usage([call.usage for call in calls])
+    return [
+        ("prompt", usage.prompt_tokens),
+        ("cached", usage.cached_tokens),
+        ("computed", usage.computed_tokens),
+        ("forced", num_forced(calls)),
+        ("output", usage.output_tokens),
+    ]
+
+
+def shown_count(count: int | None) -> str:
+    """Give a count for a table's cell. Pure."""
+    return "?" if count is None else str(count)
+
+
+def _counts(calls: Sequence[CallRecord]) -> tuple[str, ...]:
+    return tuple(shown_count(count) for _, count in counts(calls))

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from frontend_lang.backends import Backend, FinishReason, InvalidRequest, Sample, SamplingParams, TextPiece
+from frontend_lang.backends import (
+    Backend,
+    FinishReason,
+    InvalidRequest,
+    Origin,
+    Sample,
+    SamplingParams,
+    TextPiece,
+)
 from frontend_lang.backends.unicode import check_unicode
 
 _MOST_HEALED_TOKENS = 4  # a character has at most 4 bytes, so at most so many tokens
@@ -195,6 +203,7 @@ class Transcript:
             "text": sample.text[len(healed.text) :],
             "finish_reason": sample.finish_reason,
             "logprobs": sample.logprobs,
+            "origin": _behind(sample.origin, len(healed.text)),
         }
 
     def open_role(self, role: str) -> None:
@@ -234,3 +243,18 @@ class Transcript:
             if text.startswith(self._backend.decode(token_ids[:num_kept])):
                 return token_ids[:num_kept]
         return []
+
+
+def _behind(origin: Origin | None, num_characters: int) -> Origin | None:
+    """Count the places in a text from a later character on. Pure."""
+    if origin is None or num_characters == 0:
+        return origin
+    spans = [
+        replace(
+            span,
+            text_start=max(span.text_start - num_characters, 0),
+            text_stop=max(span.text_stop - num_characters, 0),
+        )
+        for span in origin.forced
+    ]
+    return replace(origin, forced=tuple(spans))

@@ -28,7 +28,7 @@ from frontend_lang.backends.values import (
 )
 
 FORMAT: Literal["radixrt-run"] = "radixrt-run"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2  # 1 told no origins, and nothing of the runs inside a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class RunFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
     format: Literal["radixrt-run"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Literal[1, 2] = VERSION
     recording: Recording
 
     def save(self, path: str | Path) -> None:
@@ -139,7 +139,7 @@ class RunFile(BaseModel):
             first = error.errors()[0]
             where = "/".join(str(part) for part in first["loc"])
             raise InvalidRequest(
-                f"{path} is not a run saved by this version (format {FORMAT}, version {VERSION}): "
+                f"{path} is not a run saved by this version (format {FORMAT}, version 1 to {VERSION}): "
                 f"{where or 'file'}: {first['msg']}",
                 parameter="path",
                 value=str(path),
@@ -317,6 +317,8 @@ def _chunks(output: GenerationOutput, seconds: float) -> tuple[tuple[OutputChunk
             sample.logprobs,
             prompt_logprobs=output.prompt_logprobs if index == 0 else (),
             usage=output.usage if index == last else None,
+            origin=sample.origin,
+            queued_s=output.queued_s if index == last else None,
         )
         for index, sample in enumerate(output.samples)
     )

@@ -45,11 +45,13 @@ class CallTimes:
 
     Attributes:
         first_token_s: from its start to its first token; None where the runtime does not tell.
+        queued_s: of these, until the runtime began with it; None where it does not tell, and of selects and decides.
         num_requests: how many it sent to the runtime: several for a retry or some selects, 0 if it did not come so far.
     """
 
     total_s: float
     first_token_s: float | None
+    queued_s: float | None
     num_requests: int
 
 
@@ -183,7 +185,7 @@ class Trace:
         first_s = requests[-1].first_token_s if requests else None
         if first_s is not None:  # of a call that was sent again, the waiting before counts too
             first_s += requests[-1].started_s - requests[0].started_s
-        return CallTimes(call.seconds, first_s, len(requests))
+        return CallTimes(call.seconds, first_s, call.queued_s, len(requests))
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; `Trace.load` and `ReplayBackend.load` read it."""

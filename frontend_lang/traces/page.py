@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from frontend_lang.backends import Usage
-from frontend_lang.trace import CallRecord
-from frontend_lang.traces.tree import Called, Forked, Item, Said, items
+from frontend_lang.trace import CallRecord, counts
+from frontend_lang.traces.tree import Called, Forked, Item, Said, Written, items, pieces
 from frontend_lang.transcript import Segment
 
 if TYPE_CHECKING:
-    from frontend_lang.traces.model import Trace, TracedBranch
+    from frontend_lang.traces.model import CallTimes, Trace, TracedBranch
 
 STYLE = """
 .radixrt-trace{font:14px/1.45 system-ui,sans-serif;color:#1c2330;background:#fff;max-width:70rem;margin:auto;padding:1rem}
@@ -30,6 +29,7 @@ font:13px/1.4 ui-monospace,monospace;border-left:3px solid #d5dae3}
 .radixrt-trace td{font-variant-numeric:tabular-nums;text-align:right}
 .radixrt-trace .template{color:#8a93a3}
 .radixrt-trace .written{border-left-color:#2f7d4f;background:#f0f8f2}
+.radixrt-trace .forced{color:#6b7688;background:#e3e8f0;border-radius:2px}
 .radixrt-trace .branch{border-left:2px solid #b9c4d8;margin:.3rem 0 .3rem .4rem;padding-left:.8rem}
 .radixrt-trace summary{cursor:pointer}
 .radixrt-trace summary b{margin-right:.6rem}
@@ -71,8 +71,8 @@ def _trace(trace: Trace) -> Iterator[str]:
     if trace.error is not None:
         yield f'<pre class="error">\n{_safe(trace.error)}</pre>'
     yield '<table class="totals">'
-    for name, count in _counts(trace.usage):
-        yield f'<tr><th>{name} tokens</th><td data-count="{name}">{count}</td></tr>'
+    for name, count in counts(trace.calls):
+        yield f'<tr><th>{name} tokens</th><td data-count="{name}">{_told(count)}</td></tr>'
     yield "</table>"
     yield from _branch(trace, trace.branch())
     yield "</main>"
@@ -91,11 +91,10 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
     match item:
         case Said(segments=segments):
             yield f'<pre class="said">{"".join(map(_segment, segments))}</pre>'
-        case Called(record=call, segment=segment):
+        case Called(record=call):
             yield from _call(trace, call)
-            text = call.text if segment is None else segment.text
             if call.kind != "decide":  # which writes nothing
-                yield f'<pre class="written">\n{_safe(text)}</pre>'
+                yield f'<pre class="written">\n{"".join(map(_piece, pieces(call)))}</pre>'
         case Forked(branches=branches):
             yield f'<details class="fork" open><summary><b>fork({len(branches)})</b></summary>'
             for branch in branches:
@@ -107,13 +106,14 @@ def _call(trace: Trace, call: CallRecord) -> Iterator[str]:
     times = trace.times(call.index)
     yield f'<details class="call" data-call="{call.index}" data-kind="{_safe(call.kind)}" data-of="{_safe(call.branch)}">'
     yield f"<summary><b>{_safe(call.label)}</b>"
-    for name, count in _counts(call.usage):
-        yield f'<span class="count" data-count="{name}">{name} {count}</span>'
+    for name, count in counts([call]):
+        yield f'<span class="count" data-count="{name}">{name} {_told(count)}</span>'
     yield f'<span class="count">{call.seconds:.3f} s</span>'
     if call.error is not None:
         yield f' <span class="error">{_safe(call.error)}</span>'
     yield f'</summary><div class="place">{_safe(call.location)}</div>'
     rows = [
+        *_origin_rows(call, times),
         ("first token", "" if times.first_token_s is None else f"{times.first_token_s:.3f} s"),
         ("requests", str(times.num_requests)),
         ("finish reason", "" if call.finish_reason is None else call.finish_reason.value),
@@ -130,18 +130,29 @@ def _call(trace: Trace, call: CallRecord) -> Iterator[str]:
     yield "</details></details>"
 
 
+def _origin_rows(call: CallRecord, times: CallTimes) -> Iterator[tuple[str, str]]:
+    """Give what a runtime tells of how a text came about; what it does not tell is said to be unknown."""
+    if call.kind != "gen" or call.error is not None:
+        return
+    yield "queued", "unknown" if times.queued_s is None else f"{times.queued_s:.3f} s"
+    if call.origin is None:
+        yield "masked share", "unknown"
+    elif call.origin.masked_share is not None:
+        yield "masked share", f"{call.origin.masked_share:.1%} ({call.origin.num_measured} tokens looked at)"
+
+
+def _piece(piece: Written) -> str:
+    if piece.is_forced:
+        return f'<span class="forced" title="forced by the constraint">{_safe(piece.text)}</span>'
+    return f'<span class="generated">{_safe(piece.text)}</span>'
+
+
+def _told(count: int | None) -> str:
+    return "unknown" if count is None else str(count)
+
+
 def _segment(segment: Segment) -> str:
     return f'<span class="{"template" if segment.is_template else "own"}">{_safe(segment.text)}</span>'
-
-
-def _counts(usage: Usage) -> list[tuple[str, int]]:
-    return [
-        ("prompt", usage.prompt_tokens),
-        ("cached", usage.cached_tokens),
-        ("computed", usage.computed_tokens),
-        ("forced", usage.forced_tokens),
-        ("output", usage.output_tokens),
-    ]
 
 
 def _safe(text: str) -> str:

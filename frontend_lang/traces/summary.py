@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from frontend_lang.outcome import Err, Ok
-from frontend_lang.trace import CallRecord, lined_up, total_usage
+from frontend_lang.trace import CallRecord, lined_up, num_forced, shown_count, total_usage
 
 if TYPE_CHECKING:
     from frontend_lang.result import ProgramResult
@@ -37,12 +37,12 @@ def cache_table(results: Iterable[ProgramResult[Any] | Ok[Any] | Err]) -> str:
 def _row(site: str, calls: list[CallRecord]) -> tuple[str, ...]:
     usage = total_usage([call.usage for call in calls])
     share = f"{usage.cached_tokens / usage.prompt_tokens:.0%}" if usage.prompt_tokens else "-"
-    counts = (usage.computed_tokens, usage.forced_tokens, usage.output_tokens)
+    counts = (usage.computed_tokens, num_forced(calls), usage.output_tokens)
     return (
         site,
         str(len(calls)),
         str(usage.prompt_tokens),
         str(usage.cached_tokens),
         share,
-        *map(str, counts),
+        *map(shown_count, counts),
     )

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from frontend_lang.backends import Usage
-from frontend_lang.traces.tree import Called, Forked, Item, Said, items
+from frontend_lang.trace import CallRecord, counts
+from frontend_lang.traces.tree import Called, Forked, Item, Said, Written, items, pieces
 
 if TYPE_CHECKING:
     from frontend_lang.traces.model import Trace, TracedBranch
 
 MOST_CHARACTERS = 72  # of a text on its line
+MOST_PIECES = 8  # of a text of which some was forced
 
 
 def as_text(trace: Trace) -> str:
     """Give the tree. Pure."""
     num_calls = f"{len(trace.calls)} call{'' if len(trace.calls) == 1 else 's'}"
-    head = f"{trace.program}: {num_calls}, {counts(trace.usage)}"
+    head = f"{trace.program}: {num_calls}, {_counts(trace.calls)}"
     lines = [head, *_branch(trace, trace.branch(), "")]
     if trace.error is not None:
         lines.append(f"failed: {_short(trace.error)}")
     return "\n".join(lines)
 
 
-def counts(usage: Usage) -> str:
-    """Give the token counts of a call in words. Pure."""
-    share = f" ({usage.cached_tokens / usage.prompt_tokens:.0%})" if usage.prompt_tokens else ""
-    return (
-        f"prompt {usage.prompt_tokens}, cached {usage.cached_tokens}{share}, computed {usage.computed_tokens}, "
-        f"forced {usage.forced_tokens}, output {usage.output_tokens}"
-    )
+def _counts(calls: Sequence[CallRecord]) -> str:
+    """Give the token counts of calls in words. Pure."""
+    found = dict(counts(calls))
+    num_prompt, num_cached = found["prompt"], found["cached"]
+    share = f" ({num_cached / num_prompt:.0%})" if num_prompt and num_cached is not None else ""
+    words = [f"{name} {'unknown' if count is None else count}" for name, count in found.items()]
+    words[1] += share
+    return ", ".join(words)
 
 
 def _branch(trace: Trace, branch: TracedBranch, margin: str) -> Iterator[str]:
@@ -48,11 +50,12 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
     match item:
         case Said():
             yield _short(_own(item))
-        case Called(record=call, segment=segment):
+        case Called(record=call):
             times = trace.times(call.index)
+            queued = "" if times.queued_s is None else f", queued {times.queued_s:.3f} s"
             first = "" if times.first_token_s is None else f", first token {times.first_token_s:.3f} s"
             tries = f", {times.num_requests} requests" if times.num_requests > 1 else ""
-            yield f"{call.label}  {counts(call.usage)}, {call.seconds:.3f} s{first}{tries}"
+            yield f"{call.label}  {_counts([call])}, {call.seconds:.3f} s{queued}{first}{tries}{_masked(call)}"
             if call.distribution is not None:
                 yield "   " + ", ".join(
                     f"{choice!r} {share:.0%}" for choice, share in call.distribution.items()
@@ -60,7 +63,7 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
             if call.error is not None:
                 yield f"   failed: {_short(call.error)}"
             elif call.kind != "decide":  # which writes nothing
-                yield "   " + _short(call.text if segment is None else segment.text)
+                yield "   " + _written(call)
         case Forked(branches=branches):
             yield f"fork({len(branches)})"
             for branch in branches:
@@ -77,6 +80,35 @@ def _own(said: Said) -> str:
         else:
             parts[-1] += segment.text
     return " | ".join(part for part in parts if part)
+
+
+def _masked(call: CallRecord) -> str:
+    """Give how much of the model's probability the constraint took away. Pure."""
+    share = None if call.origin is None else call.origin.masked_share
+    return "" if share is None else f", masked {share:.0%}"
+
+
+def _written(call: CallRecord) -> str:
+    """Give what a call wrote on one line; what was forced stands in brackets. Pure."""
+    found = pieces(call)
+    if not any(piece.is_forced for piece in found):
+        return _short(call.text)
+    parts = [f"[{_cut(piece.text)}]" if piece.is_forced else _cut(piece.text) for piece in _ends(found)]
+    if len(found) > MOST_PIECES:
+        parts.insert(MOST_PIECES // 2, "...")
+        parts.append(f"({len(call.text)} characters)")
+    return " ".join(parts)
+
+
+def _ends(found: Sequence[Written]) -> Sequence[Written]:
+    half = MOST_PIECES // 2
+    return found if len(found) <= MOST_PIECES else [*found[:half], *found[-half:]]
+
+
+def _cut(text: str) -> str:
+    """Give a piece of a text, its middle left out when it is long. Pure."""
+    half = MOST_CHARACTERS // 6
+    return repr(text) if len(text) <= 2 * half + 3 else f"{text[:half]!r}...{text[-half:]!r}"
 
 
 def _short(text: str) -> str:

@@ -22,10 +22,9 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call; `segment` is what it wrote into the transcript, None when it wrote nothing."""
+    """A call, where it wrote or would have written."""
 
     record: CallRecord
-    segment: Segment | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,25 @@ class Forked:
 
 
 Item = Said | Called | Forked
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A piece of what a call wrote: by choice of the model, or forced by its constraint."""
+
+    text: str
+    is_forced: bool
+
+
+def pieces(call: CallRecord) -> list[Written]:
+    """Give a call's text, cut where what was forced begins and ends. Pure."""
+    found, last = list[Written](), 0
+    for span in () if call.origin is None else call.origin.forced:
+        found.append(Written(call.text[last : span.text_start], is_forced=False))
+        found.append(Written(call.text[span.text_start : span.text_stop], is_forced=True))
+        last = span.text_stop
+    found.append(Written(call.text[last:], is_forced=False))
+    return [piece for piece in found if piece.text] or [Written("", is_forced=False)]
 
 
 def items(trace: Trace, branch: TracedBranch) -> list[Item]:
@@ -54,9 +72,9 @@ def _items(trace: Trace, branch: TracedBranch) -> Iterator[Item]:
         if here := tuple(child for child in children if child.place == place):
             yield Forked(here)
         while silent and (segment is None or (index is not None and silent[0].index < index)):
-            yield Called(silent.pop(0), None)
+            yield Called(silent.pop(0))
         if segment is not None:
-            yield Said((segment,)) if index is None else Called(calls[index], segment)
+            yield Said((segment,)) if index is None else Called(calls[index])
 
 
 def _merged(found: Iterator[Item]) -> Iterator[Item]:

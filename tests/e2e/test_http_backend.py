@@ -83,6 +83,11 @@ def test_a_program_on_a_server_equals_one_on_the_engine(backend, engine):
         assert (call.prompt_ids, call.token_ids) == (other.prompt_ids, other.token_ids)
         assert call.usage.prompt_tokens == other.usage.prompt_tokens
         assert call.usage.forced_tokens == other.usage.forced_tokens
+        assert (call.origin is None) == (call.kind == "select")
+        if call.origin is not None:
+            assert call.origin.forced == other.origin.forced
+            assert call.origin.num_measured == other.origin.num_measured
+            assert 0 <= call.queued_s <= call.seconds
         assert [entry.token_id for entry in call.logprobs] == [entry.token_id for entry in other.logprobs]
         for choice, share in (call.distribution or {}).items():
             assert share == pytest.approx(other.distribution[choice], abs=1e-4)

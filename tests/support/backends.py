@@ -12,6 +12,7 @@ from radixrt import (
     FinishReason,
     GenerateRequest,
     GenerationOutput,
+    Origin,
     OutputChunk,
     Sample,
     TextPiece,
@@ -35,6 +36,7 @@ class ScriptedBackend:
         chunk_characters: how many characters a streamed chunk holds.
         open_scopes: scopes that are open; num_scopes: how many were ever opened.
         aborted: how many calls were cancelled while they ran.
+        origin: what it tells of how a text came about; None = it does not tell.
         ends_with_eos: give the end-of-sequence token with every answer, as an engine does.
     """
 
@@ -42,6 +44,7 @@ class ScriptedBackend:
     fail_at: frozenset[int] | set[int] = frozenset()
     delay_s: float = 0.0
     error: Exception = field(default_factory=lambda: EngineStopped("the engine died"))
+    origin: Callable[[str], Origin | None] = lambda text: Origin()
     ends_with_eos: bool = True
     requests: list[GenerateRequest] = field(default_factory=list)
     num_calls: int = 0
@@ -109,6 +112,7 @@ class ScriptedBackend:
                     sample.finish_reason if is_end else None,
                     sample.logprobs[start : start + step],
                     usage=output.usage if is_end and index == last else None,
+                    origin=sample.origin if is_end else None,
                 )
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
@@ -146,7 +150,7 @@ class ScriptedBackend:
             shown = self.decode(token_ids)
         elif self.ends_with_eos and not is_cut:
             token_ids = [*token_ids, EOS]
-        return Sample(shown, tuple(token_ids), reason)
+        return Sample(shown, tuple(token_ids), reason, origin=self.origin(shown))
 
     async def score(
         self,
