@@ -6,17 +6,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frontend_lang.backends import Backend, GrammarSpec, ProgramError, RequestAborted, SamplingParams
 from frontend_lang.events import Event, VariableSet
 from frontend_lang.limits import Deadline, ProgramLimits, TokenBudget
-from frontend_lang.nodes import Call, Fork, Gen, Node, Step
+from frontend_lang.nodes import Call, Fork, Gen, Mark, Node, Step
 from frontend_lang.outcome import Failure
 from frontend_lang.selection import ScoredChoice
 from frontend_lang.trace import CallRecord
 from frontend_lang.transcript import Transcript
 from frontend_lang.waiting import cancel_all
+
+if TYPE_CHECKING:
+    from frontend_lang.traces import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,24 @@ class RunOptions:
     listener: Listener | None = None
 
 
+@dataclass(slots=True)
+class Nested:
+    """A run that a program started: where it stands in the program's own run, and what is kept of it.
+
+    Attributes:
+        branch, mark: it stands where this mark of the branch's transcript does.
+        num_forked: how many branches had parted from this one by then.
+        seen: None until it has ended.
+        error: what it ended with, or None.
+    """
+
+    branch: Branch
+    mark: Mark
+    num_forked: int
+    seen: Seen | None = None
+    error: BaseException | None = None
+
+
 class ProgramRun:
     """Own what all branches of one run share.
 
@@ -76,7 +97,9 @@ class ProgramRun:
         self.branches: list[Branch] = []
         self.is_closed = False
         self._last_params: tuple[Gen[Any], GrammarSpec | None, SamplingParams] | None = None
+        self.nested: list[Nested] = []
         self.root = Branch(self, "root", transcript=Transcript(backend), variables={})
+        self.last_used = self.root  # the branch that the program appended to or read from last
 
     def _limits_within(self, parent: ProgramRun | None) -> tuple[Deadline, TokenBudget]:
         """Give what is left for this run: never more than its parent has."""
@@ -194,6 +217,20 @@ class Branch:
             _settle(step, self.failure)
         else:
             self.queue.append(step)
+
+    def mark_behind_queue(self) -> Mark:
+        """Note the place behind all that is queued."""
+        if not self.queue:
+            return self.mark_now()
+        mark = Mark()
+        self.append_step(Step(mark, ""))
+        return mark
+
+    def mark_now(self) -> Mark:
+        """Note the place behind all that was executed."""
+        mark = Mark()
+        self.transcript.marks[mark] = self.transcript.num_texts
+        return mark
 
     def declare(self, node: Call[Any]) -> Variable:
         """Make the variable of a call; from now on its name and the call mean this one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -26,6 +27,9 @@ from frontend_lang.trace import CallRecord
 
 T = TypeVar("T")
 
+# The call whose work we are part of, as a tool is of the call that made it.
+current_call: ContextVar[CallLog | None] = ContextVar("current_call", default=None)
+
 
 class CallLog:
     """Own the record of one call while it runs; its requests are known by the place it was made at.
@@ -35,7 +39,7 @@ class CallLog:
     """
 
     def __init__(self, kind: str, step: Step, name: str | None, branch: Branch) -> None:
-        self.run = branch.run
+        self.run, self.branch = branch.run, branch
         self.started = self.run.clock()
         self.index = self.run.num_calls_started
         self.fields: dict[str, Any] = {
@@ -47,6 +51,7 @@ class CallLog:
         }
         self.run.num_calls_started += 1
         call_site.set(f"{self.run.program}:{branch.path}#{branch.num_calls}")
+        current_call.set(self)
         branch.num_calls += 1
         self.record: CallRecord | None = None
 

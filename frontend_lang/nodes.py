@@ -153,7 +153,7 @@ class Decide(Call[T_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """The place where a Capture begins."""
+    """A place in the text: where a Capture begins, or another run was started."""
 
     @property
     def label(self) -> str:

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -37,6 +36,7 @@ from frontend_lang.limits import (
     checked_retry,
     checked_timeout,
 )
+from frontend_lang.nesting import enclosing, entered, nested
 from frontend_lang.outcome import Err, Ok, Outcome
 from frontend_lang.reading import replies
 from frontend_lang.result import ProgramResult
@@ -59,9 +59,6 @@ class _Defaults:
 
 
 _DEFAULTS = _Defaults()
-_enclosing: ContextVar[ProgramRun | None] = ContextVar(
-    "enclosing", default=None
-)  # of the program that runs us
 
 
 def set_default_engine(engine: RuntimeEngine | None) -> None:
@@ -319,24 +316,26 @@ class Program(Generic[P, R]):
         listener: Listener | None = None,
         on_end: Callable[[Seen], None] = lambda seen: None,
     ) -> ProgramResult[R]:
-        options = RunOptions(self.sampling, self.clock, self.limits, _enclosing.get(), listener)
         recorder = RecordingBackend(self._chosen_backend())
+        options = RunOptions(self.sampling, self.clock, self.limits, enclosing(), listener)
         run = ProgramRun(self.name, recorder, options)
-        token = _enclosing.set(run)
-        try:
-            value = await self._within_deadline(run, args, kwargs)
-        except Exception as mistake:
-            self._add_notes(mistake, run)
-            raise
-        finally:
-            _enclosing.reset(token)
-            await run.close()
-            seen = see(run, recorder)
-            on_end(seen)
-        if run.untold:
-            error = run.untold.pop(0).error()
-            self._add_notes(error, run)
-            raise error
+        with nested() as place:
+            try:
+                with entered(run):
+                    value = await self._within_deadline(run, args, kwargs)
+            except Exception as mistake:
+                self._add_notes(mistake, run)
+                raise
+            finally:
+                await run.close()
+                seen = see(run, recorder)
+                on_end(seen)
+                if place is not None:
+                    place.seen = seen
+            if run.untold:
+                error = run.untold.pop(0).error()
+                self._add_notes(error, run)
+                raise error
         return ProgramResult(
             self.name,
             value,
@@ -395,8 +394,8 @@ class Program(Generic[P, R]):
         return (self.with_options(**given) if given else self), is_stream
 
     def _chosen_backend(self) -> Backend:
-        enclosing = _enclosing.get()
-        backend = self.backend or (enclosing.backend if enclosing else _DEFAULTS.backend)
+        outer = enclosing()
+        backend = self.backend or (outer.backend if outer else _DEFAULTS.backend)
         if backend is None:
             raise ProgramError(
                 f'program "{self.name}" has no engine: use {self.name}.with_options(engine=...) or set_default_engine(...)',

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from frontend_lang.backends import ProgramError
-from frontend_lang.branch import Branch, Key, ProgramRun, Reply, Variable
+from frontend_lang.branch import Branch, Key, Reply, Variable
 from frontend_lang.builders import nearest
 from frontend_lang.nodes import Call
 from frontend_lang.outcome import Failure
@@ -29,10 +29,11 @@ def variable_of(branch: Branch, name: Key) -> Variable:
     return variable
 
 
-def opened(run: ProgramRun, variable: Variable, name: Key) -> Reply:
+def opened(branch: Branch, variable: Variable, name: Key) -> Reply:
+    branch.run.last_used = branch
     settled = variable.result()
     if isinstance(settled, Failure):
-        run.tell(settled)
+        branch.run.tell(settled)
         raise settled.error(reading=name.name if isinstance(name, Call) else name)
     return settled
 
@@ -45,6 +46,7 @@ def shown(name: object) -> str:
 
 
 def raise_failure(branch: Branch) -> None:
+    branch.run.last_used = branch
     if branch.failure is not None:
         branch.run.tell(branch.failure)
         raise branch.failure.error()

@@ -90,7 +90,7 @@ class State:
         """Wait for the value of `name`; raises like `state[name]`."""
         variable = variable_of(self._branch, name)
         await until_done(variable)
-        return opened(self._branch.run, variable, name).value
+        return opened(self._branch, variable, name).value
 
     def text(self) -> str:
         """Wait until everything appended is done, and give the transcript as text.
@@ -320,7 +320,7 @@ class State:
         if not variable.done():
             self._check_can_wait(f"[{shown(name)}]", f"value({shown(name)})")
             wait_for(until_done(variable))
-        return opened(self._branch.run, variable, name)
+        return opened(self._branch, variable, name)
 
     def _check_can_wait(self, what: str, instead: str) -> None:
         if not (can_wait() and self._branch.run.is_here):
@@ -429,6 +429,7 @@ class Branches(Sequence[State]):
         for branch in self._branches:
             branch.close_scope()
         self._parent.gather(self._branches)
+        self._parent.run.last_used = self._parent
         failures = [branch.failure for branch in self._branches]
         items: list[Outcome[State]] = [
             Ok(state) if failure is None else Err(failure.error())
@@ -466,6 +467,7 @@ def _append(branch: Branch, value: object) -> bool:
     """
     nodes = flatten(value)
     branch.run.check_can_append()
+    branch.run.last_used = branch
     location = statement_location()
     for node in nodes:
         if isinstance(node, RoleBegin) and branch.open_role is not None:

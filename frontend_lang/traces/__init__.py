@@ -11,8 +11,18 @@
 """
 
 from frontend_lang.traces.dry import DryPrompt, DryRun, dry_run_of
-from frontend_lang.traces.model import Trace, TracedBranch
+from frontend_lang.traces.model import Trace, TracedBranch, TracedRun
 from frontend_lang.traces.seen import Seen, see
 from frontend_lang.traces.summary import cache_table
 
-__all__ = ["DryPrompt", "DryRun", "Seen", "Trace", "TracedBranch", "cache_table", "dry_run_of", "see"]
+__all__ = [
+    "DryPrompt",
+    "DryRun",
+    "Seen",
+    "Trace",
+    "TracedBranch",
+    "TracedRun",
+    "cache_table",
+    "dry_run_of",
+    "see",
+]

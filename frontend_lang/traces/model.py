@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from frontend_lang.backends import InvalidRequest, RecordedCall, Recording, ReplayBackend, Usage
@@ -33,6 +33,12 @@ class TracedBranch:
     error: str | None = None
 
     @property
+    def number(self) -> int:
+        """Give which of its parent's branches it is, from 0; 0 for the root."""
+        tail = self.path.rpartition("/")[2]
+        return int(tail) if tail.isdecimal() else 0
+
+    @property
     def parent(self) -> str | None:
         """Give the parent's path; None for the root."""
         head, _, tail = self.path.rpartition("/")
@@ -56,15 +62,31 @@ class CallTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedRun:
+    """A run that a program started inside its own.
+
+    Attributes:
+        branch, place: it began behind so many segments of this branch.
+        num_forked: and behind so many branches that parted from it.
+    """
+
+    branch: str
+    place: int
+    num_forked: int
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What one run of a program did; `print(trace)` shows it as a tree.
 
     Attributes:
         program: its name.
-        calls: every call of all branches, in order of start.
+        calls: every call of all branches, in order of start; those of the runs inside are in their own traces.
         branches: the root first, each after its parent.
         recording: what the runtime was asked and said, for `replay`.
         error: what the run ended with, or None.
+        nested: the runs that the program started (`other.run(...)`), in order of start.
     """
 
     program: str
@@ -72,6 +94,7 @@ class Trace:
     branches: tuple[TracedBranch, ...]
     recording: Recording = field(repr=False)
     error: str | None = None
+    nested: tuple[TracedRun, ...] = ()
 
     def __str__(self) -> str:
         return as_text(self)
@@ -86,7 +109,7 @@ class Trace:
 
     @property
     def usage(self) -> Usage:
-        """Give the sum over all calls."""
+        """Give the sum over all calls, without those of the runs inside."""
         return total_usage([call.usage for call in self.calls])
 
     def table(self) -> str:
@@ -189,13 +212,8 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; `Trace.load` and `ReplayBackend.load` read it."""
-        TraceFile(
-            recording=self.recording,
-            program=self.program,
-            calls=tuple(replace(call, distribution=_dict(call.distribution)) for call in self.calls),
-            branches=self.branches,
-            error=self.error,
-        ).save(path)
+        plain = _plain(self)
+        TraceFile(**{item.name: getattr(plain, item.name) for item in fields(plain)}).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -205,7 +223,7 @@ class Trace:
             InvalidRequest: not such a file, or of another version.
         """
         file = TraceFile.load(path)
-        return cls(file.program, file.calls, file.branches, file.recording, file.error)
+        return cls(file.program, file.calls, file.branches, file.recording, file.error, file.nested)
 
     def replay(self) -> ReplayBackend:
         """Give a backend that answers as the runtime did: `program.with_options(backend=trace.replay()).run(...)`."""
@@ -225,10 +243,20 @@ class TraceFile(RunFile):
     calls: tuple[CallRecord, ...]
     branches: tuple[TracedBranch, ...]
     error: str | None = None
+    nested: tuple[TracedRun, ...] = ()
 
 
 def _joined(segments: tuple[Segment, ...]) -> str:
     return "".join(segment.text for segment in segments)
+
+
+def _plain(trace: Trace) -> Trace:
+    """Give a trace with plain dicts, those of the runs inside included. Pure."""
+    return replace(
+        trace,
+        calls=tuple(replace(call, distribution=_dict(call.distribution)) for call in trace.calls),
+        nested=tuple(replace(run, trace=_plain(run.trace)) for run in trace.nested),
+    )
 
 
 def _dict(distribution: Mapping[str, float] | None) -> dict[str, float] | None:
@@ -240,4 +268,4 @@ def plain(messages: list[dict[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple((message["role"], message["content"]) for message in messages)
 
 
-__all__ = ["CallTimes", "Trace", "TraceFile", "TracedBranch", "plain"]
+__all__ = ["CallTimes", "Trace", "TraceFile", "TracedBranch", "TracedRun", "plain"]

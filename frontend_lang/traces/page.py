@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from frontend_lang.trace import CallRecord, counts
-from frontend_lang.traces.tree import Called, Forked, Item, Said, Written, items, pieces
+from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, pieces
 from frontend_lang.transcript import Segment
 
 if TYPE_CHECKING:
@@ -95,11 +95,26 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
             yield from _call(trace, call)
             if call.kind != "decide":  # which writes nothing
                 yield f'<pre class="written">\n{"".join(map(_piece, pieces(call)))}</pre>'
+        case Ran(trace=inner):
+            yield from _run(inner)
         case Forked(branches=branches):
             yield f'<details class="fork" open><summary><b>fork({len(branches)})</b></summary>'
             for branch in branches:
                 yield from _branch(trace, branch)
             yield "</details>"
+
+
+def _run(trace: Trace) -> Iterator[str]:
+    """Give a run inside another one."""
+    yield f'<details class="run" data-run="{_safe(trace.program)}" open><summary><b>run {_safe(trace.program)}</b>'
+    yield f'<span class="count">{len(trace.calls)} calls</span>'
+    for name, count in counts(trace.calls):
+        yield f'<span class="count" data-count="{name}">{name} {_told(count)}</span>'
+    yield "</summary>"
+    if trace.error is not None:
+        yield f'<pre class="error">\n{_safe(trace.error)}</pre>'
+    yield from _branch(trace, trace.branch())
+    yield "</details>"
 
 
 def _call(trace: Trace, call: CallRecord) -> Iterator[str]:

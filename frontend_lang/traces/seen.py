@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from frontend_lang.backends import InvalidRequest, RecordingBackend
-from frontend_lang.branch import ProgramRun
+from frontend_lang.branch import Nested, ProgramRun
 from frontend_lang.outcome import Failure, summary
 from frontend_lang.trace import CallRecord
-from frontend_lang.traces.model import Trace, TracedBranch, plain
+from frontend_lang.traces.model import Trace, TracedBranch, TracedRun, plain
 from frontend_lang.transcript import Transcript
 
 
@@ -21,6 +22,7 @@ class Seen:
     calls: tuple[CallRecord, ...]
     branches: tuple[tuple[str, Transcript, Failure | None], ...]
     recorder: RecordingBackend
+    nested: tuple[Nested, ...]
 
     def trace(self, error: BaseException | None = None) -> Trace:
         """Make the trace.
@@ -47,7 +49,18 @@ class Seen:
                 )
             )
         told = None if error is None else str(error) or type(error).__name__
-        return Trace(self.program, self.calls, tuple(traced), self.recorder.recording, told)
+        runs = tuple(run for nested in self.nested for run in _traced(nested))
+        return Trace(self.program, self.calls, tuple(traced), self.recorder.recording, told, runs)
+
+
+def _traced(nested: Nested) -> Iterator[TracedRun]:
+    """Give the trace of a run inside; none of one that has not ended, as a tool that nobody waited for may leave it."""
+    if nested.seen is None:
+        return
+    transcript = nested.branch.transcript
+    place = transcript.marks.get(nested.mark, transcript.num_texts)  # behind all when its turn never came
+    trace = nested.seen.trace(nested.error)
+    yield TracedRun(nested.branch.path, place - transcript.num_inherited, nested.num_forked, trace)
 
 
 def see(run: ProgramRun, recorder: RecordingBackend) -> Seen:
@@ -57,4 +70,5 @@ def see(run: ProgramRun, recorder: RecordingBackend) -> Seen:
         tuple(sorted(run.calls, key=lambda call: call.index)),
         tuple((branch.path, branch.transcript, branch.failure) for branch in run.branches),
         recorder,
+        tuple(run.nested),
     )

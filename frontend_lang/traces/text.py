@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from frontend_lang.trace import CallRecord, counts
-from frontend_lang.traces.tree import Called, Forked, Item, Said, Written, items, pieces
+from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, pieces
 
 if TYPE_CHECKING:
     from frontend_lang.traces.model import Trace, TracedBranch
@@ -17,12 +17,15 @@ MOST_PIECES = 8  # of a text of which some was forced
 
 def as_text(trace: Trace) -> str:
     """Give the tree. Pure."""
+    return "\n".join(_run(trace))
+
+
+def _run(trace: Trace) -> Iterator[str]:
     num_calls = f"{len(trace.calls)} call{'' if len(trace.calls) == 1 else 's'}"
-    head = f"{trace.program}: {num_calls}, {_counts(trace.calls)}"
-    lines = [head, *_branch(trace, trace.branch(), "")]
+    yield f"{trace.program}: {num_calls}, {_counts(trace.calls)}"
+    yield from _branch(trace, trace.branch(), "")
     if trace.error is not None:
-        lines.append(f"failed: {_short(trace.error)}")
-    return "\n".join(lines)
+        yield f"failed: {_short(trace.error)}"
 
 
 def _counts(calls: Sequence[CallRecord]) -> str:
@@ -64,6 +67,9 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
                 yield f"   failed: {_short(call.error)}"
             elif call.kind != "decide":  # which writes nothing
                 yield "   " + _written(call)
+        case Ran(trace=inner):
+            for number, line in enumerate(_run(inner)):
+                yield f"   {line}" if number else f"run {line}"
         case Forked(branches=branches):
             yield f"fork({len(branches)})"
             for branch in branches:

@@ -10,7 +10,7 @@ from frontend_lang.trace import CallRecord
 from frontend_lang.transcript import Segment
 
 if TYPE_CHECKING:
-    from frontend_lang.traces.model import Trace, TracedBranch
+    from frontend_lang.traces.model import Trace, TracedBranch, TracedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,14 @@ class Forked:
     branches: tuple[TracedBranch, ...]
 
 
-Item = Said | Called | Forked
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Another run that the program started here."""
+
+    trace: Trace
+
+
+Item = Said | Called | Forked | Ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +73,29 @@ def _items(trace: Trace, branch: TracedBranch) -> Iterator[Item]:
     written = {segment.call_index for segment in branch.segments}
     silent = [call for call in trace.calls if call.branch == branch.path and call.index not in written]
     children = [other for other in trace.branches if other.parent == branch.path]
+    runs = [run for run in trace.nested if run.branch == branch.path]
     for place in range(len(branch.segments) + 1):
         segment = branch.segments[place] if place < len(branch.segments) else None
         index = None if segment is None else segment.call_index
-        if here := tuple(child for child in children if child.place == place):
-            yield Forked(here)
+        yield from _parted(
+            [child for child in children if child.place == place],
+            [run for run in runs if run.place == place],
+        )
         while silent and (segment is None or (index is not None and silent[0].index < index)):
             yield Called(silent.pop(0))
         if segment is not None:
             yield Said((segment,)) if index is None else Called(calls[index])
+
+
+def _parted(children: list[TracedBranch], runs: list[TracedRun]) -> Iterator[Item]:
+    """Give the forks and the runs at one place in the text, in order. Pure."""
+    for run in runs:
+        if before := tuple(child for child in children if child.number < run.num_forked):
+            yield Forked(before)
+            children = children[len(before) :]
+        yield Ran(run.trace)
+    if children:
+        yield Forked(tuple(children))
 
 
 def _merged(found: Iterator[Item]) -> Iterator[Item]:
