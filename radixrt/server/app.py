@@ -23,7 +23,7 @@ from radixrt.server import (
 from radixrt.server.bodies_chat import ChatBody
 from radixrt.server.bodies_completions import CompletionBody
 from radixrt.server.bodies_decisions import DecisionBody
-from radixrt.server.bodies_native import ExplainBody, GenerateBody, ScopeBody
+from radixrt.server.bodies_native import CloseScopesBody, ExplainBody, GenerateBody, ScopeBody
 from radixrt.server.bodies_responses import ResponsesBody
 from radixrt.server.documents import add_document
 from radixrt.server.errors import add_error_handlers
@@ -51,6 +51,7 @@ BODIES: tuple[type[Body], ...] = (
     GenerateBody,
     ExplainBody,
     ScopeBody,
+    CloseScopesBody,
     DecisionBody,
     ResponsesBody,
 )

@@ -11,8 +11,11 @@ from radixrt.server.bodies import CallBody, Label, Name
 from radixrt.server.bodies_chat import Message
 from radixrt.server.native import Segment
 from radixrt.server.reading import Body
+from radixrt.server.scopes import MAX_SCOPES_PER_TENANT
 
 PromptIds = Annotated[list[int], Field(max_length=1 << 20)]
+TtlS = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ScopeNames = Annotated[list[Name], Field(max_length=MAX_SCOPES_PER_TENANT)]
 Segments = Annotated[list[Segment], Field(max_length=4096)]
 
 
@@ -36,6 +39,9 @@ class GenerateBody(CallBody):
         is_start: of segments: nothing is before them.
         logprob_start: first prompt position whose logprob is wanted, with prompt_logprobs.
         scope: an open scope of /scopes that keeps this request's prefix.
+        scope_ttl_s: with it `scope` may be any name: a scope that is not open is opened under it, to end so long after
+            its last use, or after the server's max_retention_s if that is less.
+        closed_scopes: scopes to close first, as /scopes/close does.
         is_resumable: a stream that can be read on from any position under its id, also after a broken connection.
     """
 
@@ -51,6 +57,8 @@ class GenerateBody(CallBody):
     logprob_start: int = 0
     grammar: GrammarBody | None = None
     scope: Name | None = None
+    scope_ttl_s: TtlS | None = None
+    closed_scopes: ScopeNames | None = None
     is_resumable: bool = False
 
 
@@ -69,4 +77,10 @@ class ExplainBody(Body):
 class ScopeBody(Body):
     """How long a scope lives after its last use, in seconds."""
 
-    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    ttl_s: TtlS = 600.0
+
+
+class CloseScopesBody(Body):
+    """Scopes of one's own to close at once; those that are not open are passed over."""
+
+    scopes: ScopeNames

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from radixrt.errors import InvalidRequest
 from radixrt.explain import PrefixReport
 from radixrt.server.answers import answer_id, details_json, dump, finish_name, json_response, usage_notes
-from radixrt.server.bodies_native import ExplainBody, GenerateBody, ScopeBody
+from radixrt.server.bodies_native import CloseScopesBody, ExplainBody, GenerateBody, ScopeBody
 from radixrt.server.constraints import Constraint
 from radixrt.server.details import reports
 from radixrt.server.documents import documented
@@ -100,8 +100,16 @@ async def open_scope(request: Request) -> Response:
 @router.delete("/scopes/{name}")
 async def close_scope(request: Request, name: str) -> Response:
     """Close a scope at once; closing twice is fine."""
-    was_open = service_of(request).scopes.close(visit_of(request.scope).tenant.name, name)
-    return json_response({"scope": name, "was_open": was_open})
+    num_closed = service_of(request).scopes.close(visit_of(request.scope).tenant.name, [name])
+    return json_response({"scope": name, "was_open": num_closed == 1})
+
+
+@router.post("/scopes/close", **documented(CloseScopesBody))
+async def close_scopes(request: Request) -> Response:
+    """Close several scopes at once; those that are not open are passed over."""
+    service, visit = arrival(request)
+    body = await service.body(request, CloseScopesBody)
+    return json_response({"num_closed": service.scopes.close(visit.tenant.name, body.scopes)})
 
 
 def _position(request: Request) -> int:
@@ -182,6 +190,7 @@ async def _answer(service: Service, visit: Visit, body: GenerateBody) -> Respons
 async def _plan(
     service: Service, visit: Visit, body: GenerateBody
 ) -> tuple[GenerateRequest, Constraint | None]:
+    service.scopes.close(visit.tenant.name, body.closed_scopes or ())  # also when the request is refused
     service.check_model(body.model)
     constraint = None if body.grammar is None else Constraint(body.grammar.spec(), "grammar")
     sampling = sampling_of(
@@ -200,9 +209,21 @@ async def _plan(
         lambda: prompt_ids_of(tokenizer, body, "prompt, segments or prompt_ids")
     )
     terms = service.terms(visit, body)
-    if body.scope is not None:
-        terms = replace(terms, scope_id=service.scopes.scope_id(visit.tenant.name, body.scope))
+    if (scope_id := _scope_id(service, visit, body)) is not None:
+        terms = replace(terms, scope_id=scope_id)
     return terms.request(prompt_ids, sampling, logprob_start=body.logprob_start), constraint
+
+
+def _scope_id(service: Service, visit: Visit, body: GenerateBody) -> int | None:
+    """Give the scope that a body names, opened where it may be; None when it names none."""
+    ttl_s = body.scope_ttl_s
+    if body.scope is None:
+        if ttl_s is not None:
+            raise InvalidRequest("scope_ttl_s needs scope", parameter="scope_ttl_s", value=ttl_s)
+        return None
+    if ttl_s is not None:
+        ttl_s = min(ttl_s, service.config.max_retention_s)
+    return service.scopes.scope_id(visit.tenant.name, body.scope, ttl_s=ttl_s)
 
 
 def _logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

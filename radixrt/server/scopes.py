@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from radixrt.errors import InvalidRequest
 from radixrt.loop import Scope
@@ -12,40 +13,71 @@ from radixrt.loop import Scope
 MAX_SCOPES_PER_TENANT = 256
 
 
+@dataclass(slots=True)
+class _Opened:
+    scope: Scope
+    ttl_s: float
+    last_used_s: float
+
+
 class OpenScopes:
     """Own the scopes that clients opened. Owned by the event loop's thread.
 
-    Invariant: at most MAX_SCOPES_PER_TENANT per tenant; the one used longest ago is closed for a new one.
+    Invariant: at most MAX_SCOPES_PER_TENANT per tenant, least recently used first; the one used longest ago is closed for
+    a new one. A tenant's names mean nothing to another. A scope ends by itself in the engine when its lifetime has passed
+    since its last use; here it is then forgotten.
     """
 
-    def __init__(self, open_scope: Callable[[float], Scope]) -> None:
+    def __init__(self, open_scope: Callable[[float], Scope], *, clock: Callable[[], float]) -> None:
         self._open_scope = open_scope
-        self._scopes: dict[str, OrderedDict[str, Scope]] = {}
+        self._clock = clock
+        self._scopes: dict[str, OrderedDict[str, _Opened]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._scopes.values()))
 
     def open(self, tenant: str, *, ttl_s: float) -> str:
         """Open a scope; give its name."""
-        mine = self._scopes.setdefault(tenant, OrderedDict())
         name = f"scope_{secrets.token_hex(12)}"
-        mine[name] = self._open_scope(ttl_s)
-        if len(mine) > MAX_SCOPES_PER_TENANT:
-            mine.popitem(last=False)[1].close()
+        self._add(tenant, name, ttl_s)
         return name
 
-    def scope_id(self, tenant: str, name: str) -> int:
+    def scope_id(self, tenant: str, name: str, *, ttl_s: float | None = None) -> int:
         """Give the engine's id of a scope.
 
+        Args:
+            ttl_s: lifetime with which to open it under this name, if it is not open.
         Raises:
-            InvalidRequest: this tenant has no such scope.
+            InvalidRequest: this tenant has no such scope, and no lifetime was given.
         """
         mine = self._scopes.get(tenant, OrderedDict())
-        if name not in mine:
-            raise InvalidRequest("there is no such scope, or it was closed", parameter="scope", value=name)
-        mine.move_to_end(name)
-        return mine[name].scope_id
+        found = mine.get(name)
+        if found is not None and self._clock() - found.last_used_s > found.ttl_s:
+            self.close(tenant, [name])
+            found = None
+        if found is None and ttl_s is None:
+            raise InvalidRequest(
+                "there is no such scope, or it was closed or not used for too long",
+                parameter="scope",
+                value=name,
+            )
+        if found is None:
+            found = self._add(tenant, name, ttl_s or 0.0)
+        found.last_used_s = self._clock()
+        self._scopes[tenant].move_to_end(name)
+        return found.scope.scope_id
 
-    def close(self, tenant: str, name: str) -> bool:
-        """Close a scope; tell whether it was there."""
-        scope = self._scopes.get(tenant, OrderedDict()).pop(name, None)
-        if scope is not None:
-            scope.close()
-        return scope is not None
+    def close(self, tenant: str, names: Sequence[str]) -> int:
+        """Close scopes; tell how many were there."""
+        mine = self._scopes.get(tenant, OrderedDict())
+        closed = [mine.pop(name) for name in dict.fromkeys(names) if name in mine]
+        for opened in closed:
+            opened.scope.close()
+        return len(closed)
+
+    def _add(self, tenant: str, name: str, ttl_s: float) -> _Opened:
+        mine = self._scopes.setdefault(tenant, OrderedDict())
+        mine[name] = opened = _Opened(self._open_scope(ttl_s), ttl_s, self._clock())
+        if len(mine) > MAX_SCOPES_PER_TENANT:
+            mine.popitem(last=False)[1].scope.close()
+        return opened

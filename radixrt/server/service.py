@@ -98,7 +98,7 @@ class Service:
         self.rule = NamespaceRule.of(config, num_keys=len(self.keys))
         self.load = Load(config.max_requests)
         self.retention = Retention(lambda ttl_s: engine.scope(ttl_s=ttl_s), clock=time.monotonic)
-        self.scopes = OpenScopes(lambda ttl_s: engine.scope(ttl_s=ttl_s))
+        self.scopes = OpenScopes(lambda ttl_s: engine.scope(ttl_s=ttl_s), clock=time.monotonic)
         self._shelves: dict[str, Shelf] = {}
         self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
         self.created_s = int(time.time())

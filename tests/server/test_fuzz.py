@@ -31,6 +31,7 @@ VALID = {
     "/detokenize": ("DetokenizeBody", {"tokens": [1, 2]}),
     "/open_role": ("OpenRoleBody", {"history": ["user"], "role": "assistant"}),
     "/scopes": ("ScopeBody", {"ttl_s": 1}),
+    "/scopes/close": ("CloseScopesBody", {"scopes": ["a"]}),
 }
 LEAVES = st.one_of(
     st.none(),
