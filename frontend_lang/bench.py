@@ -67,6 +67,9 @@ class FreeBackend:
     def close_scope(self, scope_id: int) -> None:
         raise AssertionError(f"no scope {scope_id} was opened")
 
+    async def settle_scopes(self) -> None:
+        pass
+
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)

@@ -164,6 +164,7 @@ class ProgramRun:
                     cause = RequestAborted(f'program "{self.program}" ended before this call')
                     branch.fail(branch.failure_at(branch.queue[0], cause))
                 branch.close_scope()
+            await self.backend.settle_scopes()
 
 
 class Branch:

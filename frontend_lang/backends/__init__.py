@@ -5,7 +5,7 @@
 | `values` | radixrt's data types; with `engine` and `local_text` the only importer of radixrt |
 | `protocol` | `Backend`: what a program needs of a runtime |
 | `engine` | `EngineBackend`: an engine in this process, token-exact |
-| `http`, `remote` | `HttpBackend`: a radixrt server, token-exact |
+| `http`, `remote`, `remote_scopes` | `HttpBackend`: a radixrt server, token-exact |
 | `openai`, `chat_text`, `chat_answer` | `OpenAIBackend`: any server that speaks the OpenAI chat protocol |
 | `recording`, `replay` | `RecordingBackend` keeps what another one was asked and said; `ReplayBackend` answers from it |
 | `local_text`, `gathering` | what several of them share |

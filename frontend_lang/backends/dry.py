@@ -70,6 +70,9 @@ class DryBackend:
     def close_scope(self, scope_id: int) -> None:
         """Do nothing: there are no scopes here."""
 
+    async def settle_scopes(self) -> None:
+        """Do nothing: there are no scopes here."""
+
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         output = await self.generate(request)
         last = len(output.samples) - 1

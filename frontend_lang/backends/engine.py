@@ -83,6 +83,9 @@ class EngineBackend:
     def close_scope(self, scope_id: int) -> None:
         self._scopes.pop(scope_id).close()
 
+    async def settle_scopes(self) -> None:
+        """Do nothing: the engine knows at once."""
+
     def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         return stream_chunks(self._engine.submit, request)
 

@@ -6,6 +6,7 @@ asks the server for it; one that is given must be the same, which is asked befor
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -26,12 +27,14 @@ from frontend_lang.backends.remote import (
     told_by,
     within,
 )
+from frontend_lang.backends.remote_scopes import TTL_S, RemoteScopes
 from frontend_lang.backends.values import (
     GenerateRequest,
     GenerationOutput,
     GrammarSpec,
     InvalidRequest,
     OutputChunk,
+    RadixrtError,
     SamplingParams,
     TextPiece,
 )
@@ -39,6 +42,7 @@ from frontend_lang.waiting import block_on
 
 _CHUNK = TypeAdapter(OutputChunk)
 _DEFAULT = SamplingParams()
+SETTLE_S = 2.0  # longest wait of a run's end for the server to close scopes
 
 
 class NamedTokenizer(RuntimeTokenizer, Protocol):
@@ -52,7 +56,7 @@ class NamedTokenizer(RuntimeTokenizer, Protocol):
 class HttpBackend:
     """Run a program's calls on a radixrt server. `async with backend:` keeps connections between calls.
 
-    It opens no scopes there: prefixes live as long as the server's cache keeps them.
+    Owns the scopes that programs opened there. They are closed with the run; of a process that dies they run out.
 
     Args:
         url: where the server is, without a path.
@@ -78,6 +82,7 @@ class HttpBackend:
         self._text = LocalText(tokenizer)
         self._fingerprint = tokenizer.fingerprint
         self._is_checked = False
+        self._scopes = RemoteScopes()
 
     @classmethod
     def connect(
@@ -125,15 +130,24 @@ class HttpBackend:
         return self._text.open_role(history, role)
 
     def open_scope(self) -> int | None:
-        return None
+        return self._scopes.open()
 
     def close_scope(self, scope_id: int) -> None:
-        """Do nothing: there are no scopes here."""
+        self._scopes.close(scope_id)
+
+    async def settle_scopes(self) -> None:
+        while names := self._scopes.take_closed():
+            try:
+                async with asyncio.timeout(SETTLE_S):
+                    await self._remote.post("/scopes/close", {"scopes": names})
+            except (RadixrtError, TimeoutError):  # it is gone or too busy: they run out there by themselves
+                return
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         await self._check()
         is_whole = False
-        async with aclosing(self._remote.events("/generate", body_of(request))) as events:
+        body = body_of(request, self._scopes)
+        async with aclosing(self._remote.events("/generate", body)) as events:
             async for data in within(request.timeout_s, events):
                 if data.strip() == "[DONE]":
                     break
@@ -179,9 +193,10 @@ class HttpBackend:
         self._is_checked = True
 
 
-def body_of(request: GenerateRequest) -> dict[str, Any]:
-    """Give the JSON body of a request; what is not in it has SamplingParams' default there too. Pure.
+def body_of(request: GenerateRequest, scopes: RemoteScopes) -> dict[str, Any]:
+    """Give the JSON body of a request; what is not in it has SamplingParams' default there too.
 
+    Changes: the scopes that are told in it are known to the server.
     Raises:
         InvalidRequest: the request names an adapter or a salt, which a server gives out by itself.
     """
@@ -204,6 +219,10 @@ def body_of(request: GenerateRequest) -> dict[str, Any]:
         own["label"] = request.label[:512]
     if request.timeout_s is not None:
         own["timeout_s"] = float(request.timeout_s)
+    if request.scope_id is not None:
+        given |= {"scope": scopes.name(request.scope_id), "scope_ttl_s": TTL_S}
+    if closed := scopes.take_closed():
+        given["closed_scopes"] = closed
     return {
         **given,
         "prompt_ids": list(request.prompt_ids),

@@ -121,6 +121,9 @@ class OpenAIBackend:
     def close_scope(self, scope_id: int) -> None:
         """Do nothing: there are no scopes here."""
 
+    async def settle_scopes(self) -> None:
+        """Do nothing: there are no scopes here."""
+
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         body = self.body(request)
         answer = ChatAnswer(request.sampling, self._text)

@@ -70,6 +70,9 @@ class Backend(Protocol):
     def close_scope(self, scope_id: int) -> None:
         """End a scope; fine when the runtime is gone."""
 
+    async def settle_scopes(self) -> None:
+        """Wait until the runtime knows of the scopes that were closed; soon over, and fine when the runtime is gone."""
+
     def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         """Run one request and give its chunks as they come, the last one with `usage`.
 

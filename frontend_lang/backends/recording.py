@@ -230,6 +230,9 @@ class RecordingBackend:
     def close_scope(self, scope_id: int) -> None:
         self._backend.close_scope(scope_id)
 
+    async def settle_scopes(self) -> None:
+        await self._backend.settle_scopes()
+
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         call = self._heard(request)
         call.chunks, call.chunk_s = chunks, chunk_s = [], []

@@ -131,6 +131,9 @@ class ReplayBackend:
     def close_scope(self, scope_id: int) -> None:
         """Do nothing: there are no scopes here."""
 
+    async def settle_scopes(self) -> None:
+        """Do nothing: there are no scopes here."""
+
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         call = self._take(request, ())
         for chunk in call.chunks:

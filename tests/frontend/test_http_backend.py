@@ -6,8 +6,9 @@ from dataclasses import fields
 import pytest
 
 from frontend_lang import HttpBackend, RemoteError, RemoteUnavailable
-from frontend_lang.backends.http import body_of
+from frontend_lang.backends.http import body_of as body_with
 from frontend_lang.backends.remote import Remote
+from frontend_lang.backends.remote_scopes import RemoteScopes
 from radixrt import (
     DeadlineExceeded,
     GenerateRequest,
@@ -47,6 +48,10 @@ class OneToken:
 
     def encode(self, text):
         return []
+
+
+def body_of(request):
+    return body_with(request, RemoteScopes())
 
 
 def ask(server):

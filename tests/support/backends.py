@@ -56,6 +56,7 @@ class ScriptedBackend:
     chunk_characters: int = 1
     open_scopes: set[int] = field(default_factory=set)
     num_scopes: int = 0
+    num_settled: int = 0
     has_token_ids: bool = True
     transient_errors: tuple[type[Exception], ...] = ()
 
@@ -94,6 +95,10 @@ class ScriptedBackend:
 
     def close_scope(self, scope_id: int) -> None:
         self.open_scopes.remove(scope_id)
+
+    async def settle_scopes(self) -> None:
+        """Note that somebody waited for it."""
+        self.num_settled += 1
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         """Give what `generate` gives, a few characters at a time, one sample after the other."""
