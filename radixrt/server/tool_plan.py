@@ -13,7 +13,7 @@ from radixrt.grammar.compile import check_size
 from radixrt.grammar.schema.compile import prepare_schema
 from radixrt.server.bodies_tools import AllowedChoice, ChosenTool, ToolChoice
 from radixrt.server.errors import pointed
-from radixrt.server.tool_forms import ToolForm
+from radixrt.text.tool_forms import ToolForm
 from radixrt.types import GrammarSpec
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
