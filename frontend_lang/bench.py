@@ -26,6 +26,7 @@ from frontend_lang.backends import (
     Sample,
     ScoredContinuation,
     TextPiece,
+    ToolForm,
     Usage,
 )
 from frontend_lang.builders import gen
@@ -51,6 +52,10 @@ class FreeBackend:
         self._delay_s = delay_s
         self.num_running = 0
         self.most_running = 0
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return None
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         return [len(piece.text) for piece in pieces]

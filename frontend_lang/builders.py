@@ -102,7 +102,8 @@ class ToolOptions(GenOptions, total=False):
     Attributes:
         on_tool_error: "tell" (default): what a tool raises becomes a result that the model sees, `ToolCall.error` says
             what it was. "raise": the gen fails with it.
-        tool_format: how calls and results stand in the transcript.
+        tool_format: how calls and results stand in the transcript. By default in the form that the model's own chat
+            template writes, where it writes one that is known, else as ToolFormat() does.
     """
 
     on_tool_error: Literal["tell", "raise"]

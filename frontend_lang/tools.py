@@ -6,15 +6,16 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic_core import PydanticSerializationError, to_json
 
-from frontend_lang.backends import GrammarSpec, InvalidRequest
+from frontend_lang.backends import InvalidRequest
 from frontend_lang.backends.unicode import escaped
 from frontend_lang.schemas import NO_SCHEMA, TypeSchema, first_line, portable
+from frontend_lang.tool_styles import ToolFormat as ToolFormat
 from frontend_lang.waiting import in_thread
 
 
@@ -42,26 +43,6 @@ class ToolAnswer:
 
     text: str
     calls: tuple[ToolCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How calls and results stand in the transcript. The default is what Hermes and Qwen models were trained on.
-
-    Attributes:
-        before, after: text around the JSON of a call: {"name": ..., "arguments": {...}}. Control tokens in it, and in
-            the two below, mean themselves.
-        arguments_key: "arguments", or what a model was trained to write there ("parameters").
-        result_role: role of the message that holds a result, where the transcript has messages.
-        result_before, result_after: text around a result in a transcript of plain text.
-    """
-
-    before: str = "<tool_call>\n"
-    after: str = "\n</tool_call>"
-    arguments_key: str = "arguments"
-    result_role: str = "tool"
-    result_before: str = "\n<tool_response>\n"
-    result_after: str = "\n</tool_response>\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +124,13 @@ class ToolBox:
     Attributes:
         max_rounds: None = the model makes exactly one call. Else it makes at most so many calls and then answers.
         on_error: "tell" = the model sees what a tool raised; "raise" = the gen fails with it.
+        format: how calls are written; None = in the model's own form, where that is known.
     """
 
     tools: tuple[Tool, ...]
     max_rounds: int | None = None
     on_error: Literal["tell", "raise"] = "tell"
-    format: ToolFormat = field(default_factory=ToolFormat)
+    format: ToolFormat | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ToolBox:
@@ -173,29 +155,16 @@ class ToolBox:
                 parameter="on_tool_error",
                 value=on_error,
             )
-        return cls(tools, rounds, on_error, options.get("tool_format") or ToolFormat())
-
-    def grammar(self, *, can_call: bool) -> GrammarSpec:
-        """Give the constraint of one round: a call, or the final answer where there is one. Pure."""
-        kinds: list[dict[str, Any]] = []
-        definitions: dict[str, Any] = {}
-        for tool in self.tools if can_call else ():
-            arguments, more = tool.schema()
-            definitions |= more
-            kinds.append(_object({"name": {"const": tool.name}, self.format.arguments_key: arguments}))
-        if self.max_rounds is not None:
-            kinds.append(_object({"answer": {"type": "string"}}))
-        schema: dict[str, Any] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        return GrammarSpec.json_schema({**schema, "$defs": definitions} if definitions else schema)
+        return cls(tools, rounds, on_error, options.get("tool_format"))
 
     async def call(self, written: Mapping[str, Any]) -> ToolCall:
-        """Run the call that the model wrote.
+        """Run the call that the model wrote: its name and arguments.
 
         Raises:
             ValueError: the arguments do not fit the signature. Exception: the tool's, with on_error "raise".
         """
         tool = next(tool for tool in self.tools if tool.name == written["name"])
-        given = tool.given(written[self.format.arguments_key])
+        given = tool.given(written["arguments"])
         try:
             value = await tool.run(given)
         except Exception as error:
@@ -214,15 +183,6 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> str:
         about = {"name": tool.name, "description": tool.description, "parameters": schema}
         lines.append(json.dumps({"type": "function", "function": about}, ensure_ascii=False))
     return "You can call these functions:\n" + "\n".join(lines)
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
 
 
 def _shown(value: object) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from radixrt.loop import Scope, Ticket
     from radixrt.metrics import CacheStats, EngineStats, HitCount
     from radixrt.streams import ChunkStream, stream_chunks
+    from radixrt.text.tool_forms import ToolForm
     from radixrt.types import (
         FinishReason,
         ForcedSpan,
@@ -103,6 +104,7 @@ _HOMES = {
     "Scope": "radixrt.loop",
     **dict.fromkeys(("ChunkStream", "stream_chunks"), "radixrt.streams"),
     "Ticket": "radixrt.loop",
+    "ToolForm": "radixrt.text.tool_forms",
     **dict.fromkeys(_ERRORS, "radixrt.errors"),
     **dict.fromkeys(_TYPES, "radixrt.types"),
 }
@@ -151,6 +153,7 @@ __all__ = [
     "TextPiece",
     "Ticket",
     "TokenLogprob",
+    "ToolForm",
     "UnknownModel",
     "UnsupportedGrammar",
     "Usage",

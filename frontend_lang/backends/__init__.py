@@ -37,6 +37,7 @@ from frontend_lang.backends.values import (
     SamplingParams,
     TextPiece,
     TokenLogprob,
+    ToolForm,
     Usage,
 )
 
@@ -72,6 +73,7 @@ __all__ = [
     "ScoredContinuation",
     "TextPiece",
     "TokenLogprob",
+    "ToolForm",
     "Usage",
     "call_site",
 ]

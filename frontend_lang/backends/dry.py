@@ -17,6 +17,7 @@ from frontend_lang.backends.values import (
     SamplingParams,
     TextPiece,
     TokenLogprob,
+    ToolForm,
     Usage,
 )
 
@@ -54,6 +55,10 @@ class DryBackend:
     @property
     def has_token_ids(self) -> bool:
         return self._backend.has_token_ids
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self._backend.tool_form
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         return self._backend.encode(pieces, is_start=is_start)

@@ -9,7 +9,13 @@ from typing import Protocol
 from frontend_lang.backends.gathering import collected, scored
 from frontend_lang.backends.local_text import LocalText, RuntimeTokenizer
 from frontend_lang.backends.protocol import ScoredContinuation
-from frontend_lang.backends.values import GenerateRequest, GenerationOutput, OutputChunk, TextPiece
+from frontend_lang.backends.values import (
+    GenerateRequest,
+    GenerationOutput,
+    OutputChunk,
+    TextPiece,
+    ToolForm,
+)
 from radixrt import stream_chunks
 
 Deliver = Callable[[OutputChunk | BaseException], None]
@@ -65,6 +71,10 @@ class EngineBackend:
     @property
     def eos_ids(self) -> frozenset[int]:
         return self._text.eos_ids
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self._text.tool_form
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         return self._text.encode(pieces, is_start=is_start)

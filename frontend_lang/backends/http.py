@@ -16,7 +16,13 @@ from typing import Any, Protocol, Self
 from pydantic import TypeAdapter, ValidationError
 
 from frontend_lang.backends.gathering import collected, scored
-from frontend_lang.backends.local_text import LocalText, RuntimeTokenizer, tokenizer_of
+from frontend_lang.backends.local_text import (
+    FormChoice,
+    LocalText,
+    RuntimeTokenizer,
+    tokenizer_of,
+    tool_format_of,
+)
 from frontend_lang.backends.protocol import ScoredContinuation
 from frontend_lang.backends.remote import (
     Remote,
@@ -37,6 +43,7 @@ from frontend_lang.backends.values import (
     RadixrtError,
     SamplingParams,
     TextPiece,
+    ToolForm,
 )
 from frontend_lang.waiting import block_on
 
@@ -63,6 +70,7 @@ class HttpBackend:
         tokenizer: of the model that runs there.
         api_key: sent as a bearer token.
         timeout_s, max_retries: see Remote.
+        tool_format: the form of tool calls that the server was told to use; "auto" = what the model's template writes.
     """
 
     has_token_ids = True
@@ -77,9 +85,10 @@ class HttpBackend:
         timeout_s: float | None = 600.0,
         max_retries: int = 2,
         remote: Remote | None = None,
+        tool_format: FormChoice = "auto",
     ) -> None:
         self._remote = remote or Remote(url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries)
-        self._text = LocalText(tokenizer)
+        self._text = LocalText(tokenizer, tool_format=tool_format)
         self._fingerprint = tokenizer.fingerprint
         self._is_checked = False
         self._scopes = RemoteScopes()
@@ -96,12 +105,12 @@ class HttpBackend:
         remote = Remote(url, api_key=api_key, timeout_s=timeout_s, max_retries=max_retries)
         told = block_on(lambda: remote.get("/tokenizer"))
         try:
-            tokenizer = tokenizer_of(told)
+            tokenizer, tool_format = tokenizer_of(told), tool_format_of(told)
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteError(
                 f"{remote.url}/tokenizer is not what a radixrt server tells: {error!r}"
             ) from error
-        return cls(url, tokenizer, remote=remote)
+        return cls(url, tokenizer, remote=remote, tool_format=tool_format)
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -119,6 +128,10 @@ class HttpBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._remote.__aexit__(kind, error, trace)
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self._text.tool_form
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         return self._text.encode(pieces, is_start=is_start)

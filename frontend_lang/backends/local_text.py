@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+from typing import Any, Literal, Protocol, cast, get_args
 
 import tokenizers
 
-from frontend_lang.backends.values import InvalidRequest, TextPiece
+from frontend_lang.backends.values import InvalidRequest, TextPiece, ToolForm
 from radixrt.text.tokenizer import Tokenizer
+
+FormChoice = Literal["auto", "hermes", "llama3", "mistral"]
 
 
 class RuntimeChat(Protocol):
     """A chat template."""
 
     def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[TextPiece]: ...
 
 
 class RuntimeTokenizer(Protocol):
@@ -24,7 +36,12 @@ class RuntimeTokenizer(Protocol):
     def eos_ids(self) -> Sequence[int]: ...
 
     @property
+    def special_ids(self) -> AbstractSet[int]: ...
+
+    @property
     def chat(self) -> RuntimeChat | None: ...
+
+    def token_text(self, token_id: int) -> str: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -36,12 +53,22 @@ class RuntimeTokenizer(Protocol):
 
 
 class LocalText:
-    """Do what `Backend` says of text by a tokenizer."""
+    """Do what `Backend` says of text by a tokenizer.
 
-    def __init__(self, tokenizer: RuntimeTokenizer) -> None:
+    Args:
+        tool_format: the form of calls to use: "auto" = what the model's template writes.
+    """
+
+    def __init__(self, tokenizer: RuntimeTokenizer, *, tool_format: FormChoice = "auto") -> None:
         self._tokenizer = tokenizer
+        self._tool_format = tool_format
         self.bos_ids = tuple(tokenizer.encode(""))
         self.eos_ids = frozenset(tokenizer.eos_ids)
+
+    @cached_property
+    def tool_form(self) -> ToolForm | None:
+        """Give the form of the model's calls. Runs its template when first asked for."""
+        return ToolForm.of(self._tokenizer, self._tool_format)
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         """Encode pieces as one text."""
@@ -85,3 +112,15 @@ def tokenizer_of(told: Mapping[str, Any]) -> Tokenizer:
         chat_template=told["chat_template"],
         add_bos=told["add_bos"],
     )
+
+
+def tool_format_of(told: Mapping[str, Any]) -> FormChoice:
+    """Give the form of tool calls that a radixrt server tells at /tokenizer.
+
+    Raises:
+        ValueError: it is none.
+    """
+    wanted = told.get("tool_format", "auto")
+    if wanted not in get_args(FormChoice):
+        raise ValueError(f"tool_format: {wanted!r}")
+    return cast(FormChoice, wanted)

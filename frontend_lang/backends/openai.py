@@ -35,6 +35,7 @@ from frontend_lang.backends.values import (
     OutputChunk,
     SamplingParams,
     TextPiece,
+    ToolForm,
 )
 
 # Sampling options that have a place in the protocol.
@@ -105,6 +106,10 @@ class OpenAIBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._remote.__aexit__(kind, error, trace)
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return None
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         return self._text.encode(pieces)

@@ -7,7 +7,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from frontend_lang.backends.values import GenerateRequest, GenerationOutput, OutputChunk, TextPiece, Usage
+from frontend_lang.backends.values import (
+    GenerateRequest,
+    GenerationOutput,
+    OutputChunk,
+    TextPiece,
+    ToolForm,
+    Usage,
+)
 
 # Where the calling program stands: "program:branch#call of that branch". Two calls that ask the same are told apart
 # by it when they are recorded and replayed.
@@ -43,6 +50,10 @@ class Backend(Protocol):
     @property
     def has_token_ids(self) -> bool:
         """Tell whether ids are the model's; else they are the backend's own numbers, and a program may not read them."""
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """Give the form in which the model writes calls of tools; None where it is not known."""
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         """Encode pieces as one text; control tokens count in template pieces only.

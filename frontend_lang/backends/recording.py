@@ -25,6 +25,7 @@ from frontend_lang.backends.values import (
     OutputChunk,
     RequestError,
     TextPiece,
+    ToolForm,
 )
 
 FORMAT: Literal["radixrt-run"] = "radixrt-run"
@@ -93,6 +94,7 @@ class Recording:
         opened: (history, role, prefix, suffix) of every chat message that was begun.
         calls: in order of start.
         has_token_ids: the ids are the model's (see Backend).
+        tool_form: in which the model writes calls, where the run asked for it.
     """
 
     bos_ids: tuple[int, ...]
@@ -102,6 +104,7 @@ class Recording:
     opened: tuple[Opened, ...] = ()
     calls: tuple[RecordedCall, ...] = ()
     has_token_ids: bool = True
+    tool_form: ToolForm | None = None
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
@@ -177,6 +180,7 @@ class RecordingBackend:
         self._decoded: list[tuple[tuple[int, ...], str]] = []
         self._opened: list[tuple[tuple[tuple[str, str], ...], str, tuple[str, str]]] = []
         self._calls: list[_Heard] = []
+        self._tool_form: ToolForm | None = None
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -206,8 +210,14 @@ class RecordingBackend:
             decoded=tuple(dict(self._decoded).items()),
             opened=tuple((history, role, *texts) for (history, role), texts in opened.items()),
             has_token_ids=self.has_token_ids,
+            tool_form=self._tool_form,
             calls=tuple(self._recorded(call) for call in self._calls if call.ended is not None),
         )
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        self._tool_form = self._backend.tool_form
+        return self._tool_form
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         token_ids = self._backend.encode(pieces, is_start=is_start)

@@ -21,6 +21,7 @@ from frontend_lang.backends.values import (
     RequestAborted,
     RequestError,
     TextPiece,
+    ToolForm,
 )
 
 NUM_SHOWN = 40  # characters of text around a difference
@@ -101,6 +102,10 @@ class ReplayBackend:
     def unused(self) -> tuple[RecordedCall, ...]:
         """Give the recorded calls that nobody has asked for yet."""
         return tuple(call for calls in self._waiting.values() for call in calls)
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self._recording.tool_form
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool) -> list[int]:
         key = (is_start, tuple(pieces))

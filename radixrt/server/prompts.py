@@ -7,10 +7,10 @@ from typing import Any
 
 from radixrt.errors import InvalidRequest
 from radixrt.server.bodies_chat import ChatBody, Message
-from radixrt.server.tool_forms import ToolForm
 from radixrt.server.tool_history import plain_messages, text_of
 from radixrt.server.tool_plan import Tool
 from radixrt.text.tokenizer import Tokenizer
+from radixrt.text.tool_forms import ToolForm
 from radixrt.types import TextPiece
 
 

@@ -158,6 +158,7 @@ async def tokenizer_files(request: Request) -> Response:
                 "add_bos": tokenizer.add_bos,
                 "chat_template": None if tokenizer.chat is None else tokenizer.chat.source,
                 "fingerprint": tokenizer.fingerprint,
+                "tool_format": service.config.tool_format,
             }
         )
 

@@ -28,10 +28,10 @@ from radixrt.server.retention import Retention, parse_ttl_s
 from radixrt.server.running import Batch
 from radixrt.server.scopes import OpenScopes
 from radixrt.server.security import KeyRing, NamespaceRule, Tenant
-from radixrt.server.tool_forms import ToolForm, form_of
 from radixrt.server.tool_plan import ArgumentSchemas
 from radixrt.server.tracing import note_first_token, route_of
 from radixrt.server.watching import Metrics, RequestWatch
+from radixrt.text.tool_forms import ToolForm
 from radixrt.types import GenerateRequest, Namespace, OutputChunk, SamplingParams
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ class Service:
 
         Found out when first asked for, which runs the model's template: ask in a thread.
         """
-        return form_of(self.engine.tokenizer, self.config.tool_format)
+        return ToolForm.of(self.engine.tokenizer, self.config.tool_format)
 
     async def body(self, request: Request, kind: type[BodyType]) -> BodyType:
         """Read a request's body within the limits."""

@@ -12,9 +12,9 @@ from typing import Any
 from radixrt.errors import InvalidRequest
 from radixrt.server.bodies_chat import Message
 from radixrt.server.reading import check_depth
-from radixrt.server.tool_forms import ToolForm
 from radixrt.server.tool_plan import Tool
 from radixrt.server.tool_reader import parse_arguments
+from radixrt.text.tool_forms import ToolForm
 
 _ROLES = {"developer": "system"}  # templates know no developer
 _NINE = re.compile(r"[A-Za-z0-9]{9}")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from radixrt.errors import GrammarTooCostly, InvalidRequest, RequestError, UnsupportedGrammar, suggest
 from radixrt.server.bodies_tools import AllowedChoice, ChosenTool, ToolChoice
 from radixrt.server.errors import pointed
-from radixrt.server.tool_forms import ToolForm
+from radixrt.text.tool_forms import ToolForm
 from radixrt.types import GrammarSpec
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.server.answers import finish_name
-from radixrt.server.tool_forms import MAX_HEAD_CHARACTERS, ToolForm
+from radixrt.text.tool_forms import MAX_HEAD_CHARACTERS, ToolForm
 from radixrt.types import FinishReason
 
 _ID_CHARACTERS = string.ascii_letters + string.digits

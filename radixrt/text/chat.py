@@ -132,6 +132,7 @@ class ChatTemplate:
         """Give the template text before and after the content of the message that follows `history`.
 
         What the template puts before the first message (BOS, a default system message) is in the first prefix.
+        Of a content that it writes as JSON text, the JSON text takes the place: the quotes are part of the content.
         The prefix of the assistant is the generation prompt. Only the roles in `history` matter.
 
         Raises:
@@ -164,6 +165,10 @@ class ChatTemplate:
             text = self._run(shown, add_generation_prompt=False)
         except InvalidRequest as error:
             raise InvalidRequest(str(error), parameter="role", value=role) from error
+        for name in names:
+            text = text.replace(f'"{name}{_AS_JSON}"', name)
+        if _AS_JSON in text:
+            raise _refused_role(role, "it writes a message as a part of JSON text")
         parts = _split(text, names)
         if parts[1::2] != list(names):
             raise _refused_role(role, "it drops, repeats or changes a message")

@@ -3,38 +3,22 @@
 import asyncio
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
-import uvicorn
 
 from frontend_lang import HttpBackend, ProgramError, RemoteUnavailable, gen, program
 from frontend_lang.backends.remote import Remote
 from frontend_lang.backends.remote_scopes import RemoteScopes
+from frontend_lang.waiting import block_on
 from radixrt import Engine
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from tests.support.chat_server import Answer, serving
 from tests.support.models import tiny_model
+from tests.support.servers import listening
 from tests.support.tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@contextmanager
-def listening(app):
-    """Run an app on a free port of 127.0.0.1 in a thread of its own; give the server and its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield server, f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +130,6 @@ def test_a_scope_that_the_server_has_forgotten_fails_no_call(backend, engine, ur
         s.text()
         names = [f"{backend._scopes._prefix}_{number}" for number in backend._scopes._named]
         other = Remote(url)
-        from frontend_lang.waiting import block_on
-
         block_on(lambda: other.post("/scopes/close", {"scopes": names}))
         assert num_open(engine)[0] == 0
         s += "b" + gen("b", max_tokens=2)

@@ -271,7 +271,8 @@ def test_two_tools_with_models_of_the_same_name_keep_their_own():
 
     first.__annotations__["spot"] = Spot
     box = ToolBox.of({"tools": [weather, visit]})
-    definitions = box.grammar(can_call=True).payload()["$defs"]
+    grammar = ToolFormat().grammar(box.tools, can_call=True, can_answer=False)
+    definitions = grammar.payload()["$defs"]
     assert set(definitions) == {"weather.Unit", "visit.Spot"}
 
 

@@ -13,17 +13,17 @@ import pytest
 from radixrt.errors import InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import GrammarCache
 from radixrt.server.bodies_tools import ChosenTool
-from radixrt.server.tool_forms import PLAIN_FORMS, form_of
 from radixrt.server.tool_plan import ArgumentSchemas, Tool, arguments_of, plan_tools
 from radixrt.server.tool_reader import ToolReader
 from radixrt.text import Detokenizer
+from radixrt.text.tool_forms import PLAIN_FORMS, ToolForm
 from radixrt.types import FinishReason
 from tests.support.tokenizers import CHATML
 from tests.support.tool_models import TEMPLATES, UNKNOWN, tool_tokenizer
 
 TOKENIZERS = {name: tool_tokenizer(template) for name, template in TEMPLATES.items()}
 CACHES = {name: GrammarCache(tokenizer) for name, tokenizer in TOKENIZERS.items()}
-FORMS = {name: form_of(tokenizer, "auto") for name, tokenizer in TOKENIZERS.items()}
+FORMS = {name: ToolForm.of(tokenizer, "auto") for name, tokenizer in TOKENIZERS.items()}
 SCHEMAS = [
     None,
     {"type": "object"},
@@ -201,10 +201,10 @@ def test_forms_are_found_by_what_templates_write():
     assert [FORMS[name].max_calls for name in ("hermes", "mistral", "mistral_args")] == [None] * 3
     assert FORMS["mistral"].is_list
     assert len(FORMS["mistral_args"].shown_ids) == 2
-    assert form_of(tool_tokenizer(UNKNOWN), "auto") is None
-    assert form_of(tool_tokenizer(CHATML), "auto") == PLAIN_FORMS["hermes"]
-    assert form_of(TOKENIZERS["hermes"], "llama3") == PLAIN_FORMS["llama3"]
-    assert not form_of(TOKENIZERS["llama3"], "hermes").is_rendered
+    assert ToolForm.of(tool_tokenizer(UNKNOWN), "auto") is None
+    assert ToolForm.of(tool_tokenizer(CHATML), "auto") == PLAIN_FORMS["hermes"]
+    assert ToolForm.of(TOKENIZERS["hermes"], "llama3") == PLAIN_FORMS["llama3"]
+    assert not ToolForm.of(TOKENIZERS["llama3"], "hermes").is_rendered
 
 
 def test_a_text_without_calls_is_given_as_it_is():

@@ -16,6 +16,7 @@ from radixrt import (
     OutputChunk,
     Sample,
     TextPiece,
+    ToolForm,
     Usage,
 )
 
@@ -57,6 +58,7 @@ class ScriptedBackend:
     open_scopes: set[int] = field(default_factory=set)
     num_scopes: int = 0
     num_settled: int = 0
+    form: ToolForm | None = None
     has_token_ids: bool = True
     transient_errors: tuple[type[Exception], ...] = ()
 
@@ -67,6 +69,10 @@ class ScriptedBackend:
     @property
     def eos_ids(self) -> frozenset[int]:
         return frozenset({EOS, CONTROL["<|im_end|>"]})
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        return self.form
 
     def encode(self, pieces: Sequence[TextPiece], *, is_start: bool = False) -> list[int]:
         self.encoded.append(list(pieces))

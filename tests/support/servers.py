@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import uvicorn
 
 from radixrt.config import ServerConfig
 from radixrt.engine import Engine
@@ -88,6 +90,22 @@ def served(
         process.stderr.close()
 
 
+@contextmanager
+def listening(app: Any) -> Iterator[tuple[uvicorn.Server, str]]:
+    """Run an app on a free port of 127.0.0.1 in a thread of its own; give the server and its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield server, f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
 def process_of(command: list[str]) -> subprocess.Popen[bytes]:
     """Start a server's process on this checkout; its log can be read."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
@@ -111,8 +129,6 @@ def url_of(process: subprocess.Popen[bytes]) -> str:
 
 def _drain(process: subprocess.Popen[bytes]) -> None:
     """Read the log on, so that the pipe never fills."""
-    import threading
-
     stream = process.stderr
     assert stream is not None
     threading.Thread(target=lambda: [None for _ in stream], daemon=True).start()

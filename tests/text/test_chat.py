@@ -221,3 +221,18 @@ def test_content_that_a_template_writes_as_json_is_escaped() -> None:
 def test_what_is_said_beside_a_call_may_be_dropped() -> None:
     said = {"role": "assistant", "content": "let me see", "tool_calls": [{"function": {"arguments": {}}}]}
     assert joined(ChatTemplate(TOOLS_TEMPLATE), [user("hi"), said]) == "<user>hi<assistant>{}"
+
+
+def test_a_content_that_the_template_writes_as_json_has_its_quotes() -> None:
+    """What is written as JSON text is written by the caller, quotes included; nothing of the stand-in is left."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'tool' %}{{ m.content | tojson }}"
+        "{% else %}{{ m.content }}{% endif %}</>{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    assert template.open_role([user("a"), assistant("b")], "tool") == ("<tool>", "</>")
+    history = [user("a"), assistant("b"), {"role": "tool", "content": "c"}]
+    assert template.open_role(history, "assistant") == ("<assistant>", "</>")
+    inside = source.replace("{{ m.content | tojson }}", "{{ ['x' + m.content] | tojson }}")
+    with pytest.raises(InvalidRequest, match="part of JSON text"):
+        ChatTemplate(inside).open_role([user("a"), assistant("b")], "tool")

@@ -9,21 +9,52 @@ The exact characters are taken from what the model's own template writes for a c
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from radixrt.errors import InvalidRequest
-from radixrt.text.tokenizer import Tokenizer
-from radixrt.types import GrammarSpec, StructuralTag
+from radixrt.types import GrammarSpec, StructuralTag, TextPiece
 
 FormName = Literal["hermes", "llama3", "mistral"]
 NAME_PATTERN = r"[A-Za-z0-9_.:/-]{1,128}"
 MAX_HEAD_CHARACTERS = 512
 
+FormChoice = Literal["auto", "hermes", "llama3", "mistral"]
+
+
+class FormChat(Protocol):
+    """The part of a chat template from which a form is read."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[TextPiece]: ...
+
+    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]: ...
+
+
+class FormTokenizer(Protocol):
+    """The part of a tokenizer from which a form is read."""
+
+    @property
+    def chat(self) -> FormChat | None: ...
+
+    @property
+    def special_ids(self) -> AbstractSet[int]: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+
 _PROBE, _OTHER = "probe_function", "other_function"
 _VALUE = "probe_value"
+_RESULT = 'probe "result"'
 _ARGUMENTS = rf'\{{"key": ?"{_VALUE}"\}}'
 _WRITTEN: tuple[tuple[FormName, str], ...] = (
     (
@@ -52,6 +83,9 @@ class ToolForm:
         max_calls: 1 if the template takes one call in a message only.
         is_rendered: the template writes tools and calls; otherwise the server writes them into the messages.
         shown_ids: the control tokens in the marks: a reader must see them.
+        result_role: the role whose message holds the result of a call; "user" where the template can put none of its
+            own behind a message that it was not told to be a call.
+        is_result_json: the template writes results as JSON text.
     """
 
     name: FormName
@@ -64,6 +98,24 @@ class ToolForm:
     max_calls: int | None = None
     is_rendered: bool = False
     shown_ids: tuple[int, ...] = ()
+    result_role: str = "user"
+    is_result_json: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: FormTokenizer, wanted: FormChoice = "auto") -> ToolForm | None:
+        """Give the form of a model's calls; None: its template writes them in a form that is not known here.
+
+        A template that knows no tools gets the form hermes, which it does not write itself. So does a template that
+        writes another form than the wanted one. Runs the template a few times.
+        """
+        text = _rendered(tokenizer, [_PROBE])
+        knows_tools = text is not None and _VALUE in text
+        found = _read_form(text) if text is not None and knows_tools else None
+        if found is not None and wanted in ("auto", found.name):
+            return _shown(tokenizer, _with_results(tokenizer, _with_two(tokenizer, found)))
+        if wanted == "auto" and knows_tools:
+            return None
+        return _shown(tokenizer, PLAIN_FORMS["hermes" if wanted == "auto" else wanted])
 
     def grammar(
         self, tools: Sequence[tuple[str, GrammarSpec]], *, min_calls: int, max_calls: int | None
@@ -111,6 +163,21 @@ class ToolForm:
         """Give what ends the last call of a list, or every call."""
         return "}]" if self.is_list else self.after
 
+    def read(self, text: str) -> tuple[str, Any] | None:
+        """Give name and arguments of the first call in a whole answer; None when there is none.
+
+        Raises:
+            ValueError: the call is not whole.
+        """
+        head = self.head.search(text)
+        if head is None:
+            return None
+        rest = text[head.end() :].lstrip(" ")
+        arguments, end = json.JSONDecoder().raw_decode(rest)
+        if not rest[end:].startswith("}" if self.is_list else self.after):
+            raise ValueError(f"the call of {head[1]} is not whole")
+        return head[1], arguments
+
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write calls: (name, text of the arguments)."""
         if self.is_list:
@@ -134,22 +201,6 @@ PLAIN_FORMS: dict[FormName, ToolForm] = {
 }
 
 
-def form_of(tokenizer: Tokenizer, wanted: Literal["auto", "hermes", "llama3", "mistral"]) -> ToolForm | None:
-    """Give the form of a model's calls; None: its template writes them in a form that is not known here.
-
-    A template that knows no tools gets the form hermes, written by the server. So does a template that writes
-    another form than the wanted one.
-    """
-    text = _rendered(tokenizer, [_PROBE])
-    knows_tools = text is not None and _VALUE in text
-    found = _read_form(text) if text is not None and knows_tools else None
-    if found is not None and wanted in ("auto", found.name):
-        return _shown(tokenizer, _with_two(tokenizer, found))
-    if wanted == "auto" and knows_tools:
-        return None
-    return _shown(tokenizer, PLAIN_FORMS["hermes" if wanted == "auto" else wanted])
-
-
 def _read_form(text: str) -> ToolForm | None:
     for name, pattern in _WRITTEN:
         if found := re.search(pattern, text):
@@ -169,7 +220,7 @@ def _read_form(text: str) -> ToolForm | None:
     return None
 
 
-def _with_two(tokenizer: Tokenizer, form: ToolForm) -> ToolForm:
+def _with_two(tokenizer: FormTokenizer, form: ToolForm) -> ToolForm:
     """Learn from a message with two calls what stands between them, or that there may be only one."""
     text = _rendered(tokenizer, [_PROBE, _OTHER])
     if text is None or _OTHER not in text.rpartition(_PROBE)[2]:
@@ -180,15 +231,33 @@ def _with_two(tokenizer: Tokenizer, form: ToolForm) -> ToolForm:
     return form if found is None else replace(form, separator=found[1])
 
 
-def _shown(tokenizer: Tokenizer, form: ToolForm) -> ToolForm:
+def _with_results(tokenizer: FormTokenizer, form: ToolForm) -> ToolForm:
+    """Learn from a message with a result how results are written."""
+    text = _rendered(tokenizer, [_PROBE], result=_RESULT)
+    if text is None or tokenizer.chat is None:
+        return form
+    history = [{"role": role, "content": ""} for role in ("user", "assistant")]
+    try:
+        tokenizer.chat.open_role(history, "tool")
+        tokenizer.chat.open_role([*history, {"role": "tool", "content": ""}], "assistant")
+    except InvalidRequest:
+        return form
+    return replace(form, result_role="tool", is_result_json=json.dumps(_RESULT) in text)
+
+
+def _shown(tokenizer: FormTokenizer, form: ToolForm) -> ToolForm:
     marks = "\n".join((form.before, form.between, form.after, form.separator))
     names = {token_id: tokenizer.token_text(token_id) for token_id in tokenizer.special_ids}
     ids = [token_id for token_id, name in names.items() if name and name in marks]
     return replace(form, shown_ids=tuple(sorted(ids)))
 
 
-def _rendered(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
-    """Render a chat in which these functions are called; None if the template refuses it."""
+def _rendered(tokenizer: FormTokenizer, names: Sequence[str], *, result: str | None = None) -> str | None:
+    """Render a chat in which these functions are called; None if the template refuses it.
+
+    Args:
+        result: of the first call; None: its message is not there.
+    """
     if tokenizer.chat is None:
         return None
     parameters = {"type": "object", "properties": {"key": {"type": "string"}}}
@@ -208,6 +277,8 @@ def _rendered(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
+    if result is not None:
+        messages.append({"role": "tool", "content": result, "tool_call_id": calls[0]["id"], "name": names[0]})
     try:
         pieces = tokenizer.chat.render(messages, tools=tools)
     except InvalidRequest:
