@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,12 @@ import llguidance
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarKind, GrammarSpec, StructuralTag, check_choices
 from radixrt.errors import InvalidRequest, RequestError, UnsupportedGrammar, first_line
-from radixrt.grammar.closing import Shortcuts
-from radixrt.grammar.engines.llg import ENGINE, LLGrammar
-from radixrt.grammar.matcher import Enforcement, EnforcementReport
+from radixrt.grammar.matcher import Enforcement
+from radixrt.grammar.prepared import Marks, Prepared
 from radixrt.grammar.regex_cost import check_regex, whole_match
 from radixrt.grammar.schema.compile import prepare_schema, shortest_match, string_hints
 from radixrt.grammar.schema.front import ParsedSchema
-from radixrt.grammar.vocabulary import GrammarVocabulary
+from radixrt.grammar.vocabulary import engine_name, split_names
 
 _NUMBER_CHARACTERS = frozenset("0123456789.eE+-")
 _VALUE_CHARACTERS = frozenset('{["tfn-0123456789 \t\r\n')
@@ -33,28 +32,35 @@ _MAX_OPENERS = 8
 _MAX_ENDERS = 64
 _MAX_ENDER_CHARACTERS = 32
 
-Mark = tuple[str | int, ...]  # pieces of text and ids of control tokens
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """A control token, by its name."""
+
+    name: str
 
 
-def compile_structural(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> LLGrammar:
-    """Compile a tagged text.
+Mark = tuple[str | _Control, ...]  # pieces of text and control tokens
+
+
+def prepare_structural(spec: GrammarSpec, marks: Marks, config: GrammarConfig) -> Prepared:
+    """Write a tagged text as one grammar.
 
     Raises:
         InvalidRequest: the text of the constraint is not what `GrammarSpec.structural` writes.
         GrammarTooCostly, UnsupportedGrammar: a part is over a limit or cannot be told from what follows it.
     """
     structure = _Structure.read(spec)
-    control_ids = _control_ids(structure, vocabulary)
-    writer = _Writer(structure, vocabulary, control_ids, config)
+    writer = _Writer(structure, _controls(structure, marks), config)
     grammar = writer.write()
-    return LLGrammar(
-        spec,
-        vocabulary,
+    return Prepared(
         grammar=grammar,
-        report=EnforcementReport(writer.keywords, ENGINE),
-        hints=lambda: [hint for parsed in writer.schemas for hint in string_hints(parsed)],
-        shortcuts=writer.shortcuts,
-        control_ids=control_ids,
+        keywords=writer.keywords,
+        hints=tuple(dict.fromkeys(hint for parsed in writer.schemas for hint in string_hints(parsed))),
+        openers=writer.openers(),
+        num_openers=structure.min_tags,
+        enders=writer.enders(),
+        controls=writer.controls,
     )
 
 
@@ -93,17 +99,16 @@ class _Structure:
         return cls(tags, tuple(dict.fromkeys(triggers)), **options)
 
 
-def _control_ids(structure: _Structure, vocabulary: GrammarVocabulary) -> dict[str, int]:
-    """Give the control tokens that the marks name; refuse those that would end the sequence."""
-    marks = [structure.separator, *(part for tag in structure.tags for part in (tag.begin, tag.end))]
-    for token_id in vocabulary.tokenizer.eos_ids:
-        name = vocabulary.tokenizer.token_text(token_id)
-        if any(name in mark for mark in marks):
+def _controls(structure: _Structure, marks: Marks) -> tuple[str, ...]:
+    """Give the control tokens that the texts name; refuse those that would end the sequence."""
+    texts = [structure.separator, *(part for tag in structure.tags for part in (tag.begin, tag.end))]
+    for name in marks.ends:
+        if any(name in text for text in texts):
             raise UnsupportedGrammar(
                 f"the token {name!r} ends a sequence and cannot stand in a tag", parameter="tags", value=name
             )
-    joined = "\n".join(marks)
-    return {name: token_id for name, token_id in vocabulary.control_ids.items() if name and name in joined}
+    joined = "\n".join(texts)
+    return tuple(name for name in marks.controls if name and name in joined)
 
 
 class _Writer:
@@ -112,18 +117,12 @@ class _Writer:
     Attributes:
         keywords: JSON Pointer -> enforcement, of all contents.
         schemas: of the contents that are JSON.
+        controls: names of the control tokens in the marks.
     """
 
-    def __init__(
-        self,
-        structure: _Structure,
-        vocabulary: GrammarVocabulary,
-        control_ids: Mapping[str, int],
-        config: GrammarConfig,
-    ) -> None:
+    def __init__(self, structure: _Structure, controls: tuple[str, ...], config: GrammarConfig) -> None:
+        self.controls = controls
         self._structure = structure
-        self._vocabulary = vocabulary
-        self._control_ids = control_ids
         self._config = config
         self._parts: list[dict[str, Any]] = []
         self._lines: list[str] = []
@@ -134,7 +133,7 @@ class _Writer:
     def write(self) -> str:
         """Give the grammar in the engine's own format.
 
-        Raises: what `compile_structural` raises.
+        Raises: what `prepare_structural` raises.
         """
         structure = self._structure
         self._check_ends()
@@ -148,24 +147,21 @@ class _Writer:
         lark = "\n".join([*lines, *self._lines, ""])
         return json.dumps({"grammars": [{"name": "frame", "lark_grammar": lark}, *self._parts]})
 
-    def shortcuts(self) -> Shortcuts:
-        """Give runs of tokens that begin and end tags."""
-        structure, encode = self._structure, self._vocabulary.encode_marked
-        openers: list[str] = []
-        if structure.free_text and structure.min_tags:
-            openers = sorted((tag.begin for tag in structure.tags), key=len)[:_MAX_OPENERS]
-        enders: dict[str, None] = {}
-        for tag in structure.tags:
-            if tag.grammar.kind is GrammarKind.REGEX and len(enders) < _MAX_ENDERS:
+    def openers(self) -> tuple[str, ...]:
+        """Give texts that begin tags, where free text needs some."""
+        structure = self._structure
+        if not (structure.free_text and structure.min_tags):
+            return ()
+        return tuple(sorted((tag.begin for tag in structure.tags), key=len)[:_MAX_OPENERS])
+
+    def enders(self) -> tuple[str, ...]:
+        """Give texts that end a tag from somewhere inside it."""
+        found: dict[str, None] = {}
+        for tag in self._structure.tags:
+            if tag.grammar.kind is GrammarKind.REGEX and len(found) < _MAX_ENDERS:
                 text = (shortest_match(tag.grammar.text) or "")[-_MAX_ENDER_CHARACTERS:]
-                enders |= dict.fromkeys(text[start:] + tag.end for start in range(len(text), -1, -1))
-        newline = self._vocabulary.byte_ids.get(ord("\n"))
-        return Shortcuts(
-            openers=tuple(tuple(encode(text, self._control_ids)) for text in openers),
-            probe=() if newline is None else (newline,),
-            num_openers=structure.min_tags,
-            enders=tuple(tuple(encode(text, self._control_ids)) for text in list(enders)[:_MAX_ENDERS]),
-        )
+                found |= dict.fromkeys(text[start:] + tag.end for start in range(len(text), -1, -1))
+        return tuple(found)[:_MAX_ENDERS]
 
     # -- the frame --------------------------------------------------------------------------------------
 
@@ -173,31 +169,31 @@ class _Writer:
         """Give the rules for free text with one tag after it, one per trigger, and for free text."""
         triggers = [self._split(trigger) for trigger in self._structure.triggers]
         for trigger, mark in zip(self._structure.triggers, triggers, strict=True):
-            if any(isinstance(part, int) for part in mark[1:]):
+            if any(isinstance(part, _Control) for part in mark[1:]):
                 raise UnsupportedGrammar(
                     f"the control token in the trigger {trigger!r} must be its beginning",
                     parameter="triggers",
                     value=trigger,
                 )
         # Text must not spell a control token that begins a trigger: a reader could not tell it from the token.
-        names = [
-            name for name, token_id in self._control_ids.items() if (token_id,) in [m[:1] for m in triggers]
-        ]
+        first = dict.fromkeys(mark[0] for mark in triggers)
+        controls = [part for part in first if isinstance(part, _Control)]
         texts = [str(mark[0]) for mark in triggers if isinstance(mark[0], str)]
         lines, units = [], []
         for index, text in enumerate(texts):
             lines.append(f"lead{index}[lazy]: BEFORE {_literal(text)}")
             group = [(_after(begin, text), tail) for begin, tail in zip(begins, tails, strict=True) if begin[0] == text or _after(begin, text)]  # fmt: skip
             units.append(f"lead{index} ({self._choice(group)})")
-        for token_id in dict.fromkeys(mark[0] for mark in triggers if isinstance(mark[0], int)):
-            wanted = [mark for mark in triggers if mark[0] == token_id]
+        for control in controls:
+            wanted = [mark for mark in triggers if mark[0] == control]
             group = [
                 (begin[1:], tail)
                 for begin, tail in zip(begins, tails, strict=True)
                 if any(_starts_with(begin, mark) for mark in wanted)
             ]
-            units.append(f"TEXT <[{token_id}]> ({self._choice(group)})")
+            units.append(f"TEXT {engine_name(control.name)} ({self._choice(group)})")
         lines.append(f"unit: {' | '.join(units)}")
+        names = [control.name for control in controls]
         lines.append(f"BEFORE: {_text_without(names)}")
         lines.append(f"TEXT: {_text_without([*names, *texts])}")
         return lines
@@ -207,7 +203,9 @@ class _Writer:
         structure = self._structure
         lines = [f"tag: {self._choice(list(zip(begins, tails, strict=True)))}"]
         most = "" if structure.max_tags is None else str(structure.max_tags - 1)
-        more = f"({self._symbols(self._split(structure.separator))} tag){{{max(structure.min_tags - 1, 0)},{most}}}"
+        more = (
+            f"({_symbols(self._split(structure.separator))} tag){{{max(structure.min_tags - 1, 0)},{most}}}"
+        )
         start = "tag" if structure.max_tags == 1 else f"tag {more}"
         return [f"start: {start}" if structure.min_tags else f'start: ({start}) | ""', *lines]
 
@@ -218,18 +216,18 @@ class _Writer:
             for other_index, other in enumerate(marks):
                 if index != other_index and _starts_with(other, mark):
                     self._check_prefix(mark, other, group[index][1])
-        return " | ".join(f"{self._symbols(mark)} {tail}" for mark, tail in group)
+        return " | ".join(f"{_symbols(mark)} {tail}" for mark, tail in group)
 
     def _check_prefix(self, mark: Mark, other: Mark, tail: str) -> None:
         """Raise if a content after `mark` could be read as more of `other`."""
-        rest = self._text_of(other)[len(self._text_of(mark)) :]
-        is_control = bool(rest) and isinstance(_cut(other, mark)[0], int)
+        rest = _text_of(other)[len(_text_of(mark)) :]
+        is_control = bool(rest) and isinstance(_cut(other, mark)[0], _Control)
         if not rest or not (is_control or (tail.startswith("@") and rest[0] not in _VALUE_CHARACTERS)):
             raise UnsupportedGrammar(
-                f"the tags that begin with {self._text_of(mark)!r} and {self._text_of(other)!r} after their trigger "
+                f"the tags that begin with {_text_of(mark)!r} and {_text_of(other)!r} after their trigger "
                 "cannot be told apart",
                 parameter="tags",
-                value=self._text_of(other),
+                value=_text_of(other),
             )
 
     # -- the tags ---------------------------------------------------------------------------------------
@@ -243,7 +241,7 @@ class _Writer:
             if is_json:
                 if key not in self._contents:
                     self._contents[key] = self._json(index, tag.grammar)
-                return f"{self._contents[key]} {self._symbols(end)}"
+                return f"{self._contents[key]} {_symbols(end)}"
             if key not in self._contents:
                 self._contents[key] = self._lexeme(tag.grammar, end)
             return self._contents[key]
@@ -281,9 +279,9 @@ class _Writer:
         body = f"/(?:{_slashed(pattern)})/"
         if isinstance(end[0], str):
             self._lines.append(f"{name}[lazy]: {body} {_literal(end[0])}")
-            return f"{name} {self._symbols(end[1:])}"
+            return f"{name} {_symbols(end[1:])}"
         self._lines.append(f"{name.upper()}: {body}")
-        return f"{name.upper()} {self._symbols(end)}"
+        return f"{name.upper()} {_symbols(end)}"
 
     def _check_ends(self) -> None:
         """Raise if a number at the end of a content could take what follows it for more digits."""
@@ -304,15 +302,16 @@ class _Writer:
     # -- marks ------------------------------------------------------------------------------------------
 
     def _split(self, text: str) -> Mark:
-        return tuple(self._vocabulary.split_marked(text, self._control_ids))
+        names = frozenset(self.controls)
+        return tuple(_Control(part) if part in names else part for part in split_names(text, self.controls))
 
-    def _text_of(self, mark: Mark) -> str:
-        return "".join(
-            part if isinstance(part, str) else self._vocabulary.tokenizer.token_text(part) for part in mark
-        )
 
-    def _symbols(self, mark: Mark) -> str:
-        return " ".join(_literal(part) if isinstance(part, str) else f"<[{part}]>" for part in mark)
+def _text_of(mark: Mark) -> str:
+    return "".join(part if isinstance(part, str) else part.name for part in mark)
+
+
+def _symbols(mark: Mark) -> str:
+    return " ".join(_literal(part) if isinstance(part, str) else engine_name(part.name) for part in mark)
 
 
 def _starts_with(mark: Mark, beginning: Mark) -> bool:

@@ -23,6 +23,19 @@ def pack_mask(bits: NDArray[np.uint8]) -> MaskRow:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
+def split_names(text: str, names: Sequence[str]) -> list[str]:
+    """Cut a text at names, the longest first; give names and what stands between them. Pure."""
+    if not names:
+        return [text] if text else []
+    ordered = sorted(names, key=len, reverse=True)
+    return [part for part in re.split(f"({'|'.join(map(re.escape, ordered))})", text) if part]
+
+
+def engine_name(name: str) -> str:
+    """Give what llguidance's grammars call a token without bytes, whatever its id in a vocabulary. Pure."""
+    return f"<x{name.encode().hex()}>"
+
+
 class GrammarVocabulary:
     """The tokenizer, its trie and the engine's own view of it. The latter two are built when first needed.
 
@@ -85,12 +98,8 @@ class GrammarVocabulary:
         return {tokenizer.token_text(item): item for item in ids if item not in tokenizer.eos_ids}
 
     def split_marked(self, text: str, control_ids: Mapping[str, int]) -> list[str | int]:
-        """Cut a text at the names of control tokens, the longest first: pieces of text and token ids. Pure."""
-        if not control_ids:
-            return [text] if text else []
-        names = sorted(control_ids, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
-        return [control_ids.get(part, part) for part in parts if part]
+        """Cut a text at the names of control tokens: pieces of text and token ids. Pure."""
+        return [control_ids.get(part, part) for part in split_names(text, tuple(control_ids))]
 
     def encode_marked(self, text: str, control_ids: Mapping[str, int]) -> list[int]:
         """Encode a text in the middle of an output in which some control tokens stand for themselves."""
@@ -152,7 +161,7 @@ class _EngineView:
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self.tokens: Sequence[bytes] = [
             # Tokens without bytes need a name that no text can be.
-            token or b"\xff<%d>" % token_id
+            token or b"\xff" + engine_name(vocabulary.tokenizer.token_text(token_id)).encode()
             for token_id, token in enumerate(vocabulary.vocab_bytes)
         ]
         self.special_token_ids = [

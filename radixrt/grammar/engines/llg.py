@@ -36,7 +36,7 @@ class LLGrammar:
         grammar: str,
         report: EnforcementReport,
         judge: Callable[[str], bool | None] | None = None,
-        hints: Callable[[], Sequence[str]] = tuple,
+        hints: Sequence[str] = (),
         shortcuts: Callable[[], Shortcuts] = Shortcuts,
         control_ids: Mapping[str, int] = NO_CONTROL,
         follows_bytes: bool = False,
@@ -46,7 +46,7 @@ class LLGrammar:
         Args:
             grammar: text in llguidance's own format.
             judge: decides about finished texts; where it gives None, or is None, the grammar itself does.
-            hints: gives texts that may help to end a string (see `Closer`), when first needed.
+            hints: texts that may help to end a string (see `Closer`).
             shortcuts: gives other ways to the end, when first needed.
             control_ids: control tokens that the grammar names, by their names.
             follows_bytes: look for forced runs here: the grammar switches the engine's own search off.
@@ -96,7 +96,7 @@ class LLGrammar:
     @cached_property
     def closer(self) -> Closer:
         encode = self.vocabulary.tokenizer.encode_continuation
-        hints = tuple(tuple(encode(hint)) for hint in self._hints())
+        hints = tuple(tuple(encode(hint)) for hint in self._hints)
         flags = self.vocabulary.text_flags.copy()
         flags[list(self.control_ids.values())] = 1
         return Closer(self.vocabulary.closing_ranks, flags, hints, self._shortcuts())

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import llguidance
 
 from radixrt.config import GrammarConfig
-from radixrt.constraints import GrammarSpec
+from radixrt.constraints import GrammarKind, GrammarSpec
 from radixrt.errors import GrammarTooCostly, RequestError, UnsupportedGrammar, first_line
 from radixrt.grammar.engines.byte_dfa import ByteDFA
-from radixrt.grammar.engines.llg import ENGINE, LLGrammar
-from radixrt.grammar.matcher import EnforcementReport
+from radixrt.grammar.prepared import Prepared
 from radixrt.grammar.regex_cost import max_states, whole_match
 from radixrt.grammar.schema.front import ParsedSchema, parse_schema, read_schema
 from radixrt.grammar.schema.weaken import Weakening
-from radixrt.grammar.vocabulary import GrammarVocabulary
 
 _WHITESPACE: dict[str, dict[str, Any]] = {
     "compact": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
@@ -46,28 +43,30 @@ _COMPLAINTS = (
 )
 
 
-def compile_schema(spec: GrammarSpec, vocabulary: GrammarVocabulary, config: GrammarConfig) -> LLGrammar:
-    """Compile a JSON Schema, or any JSON object for the kind json_object.
+def schema_text(spec: GrammarSpec) -> str:
+    """Give the schema of a constraint of the kinds json_schema and json_object."""
+    return '{"type": "object"}' if spec.kind is GrammarKind.JSON_OBJECT else spec.text
+
+
+def prepare(spec: GrammarSpec, config: GrammarConfig) -> Prepared:
+    """Write a JSON Schema, or any JSON object for the kind json_object, in the engine's terms.
 
     Raises:
         GrammarTooCostly, InvalidRequest, UnsupportedGrammar: see `parse_schema`; a refused keyword is named by
             its JSON Pointer.
     """
     parsed, grammar = prepare_schema(spec, config)
-    return LLGrammar(
-        spec,
-        vocabulary,
+    return Prepared(
         grammar=grammar,
-        report=EnforcementReport(parsed.keywords, ENGINE),
-        judge=parsed.validator.judge,
-        hints=partial(string_hints, parsed),
+        keywords=parsed.keywords,
+        draft=parsed.validator.draft,
+        hints=tuple(string_hints(parsed)),
     )
 
 
 def prepare_schema(spec: GrammarSpec, config: GrammarConfig) -> tuple[ParsedSchema, str]:
-    """Read a schema and write it in the engine's format; raises what `compile_schema` raises."""
-    text = '{"type": "object"}' if spec.kind == "json_object" else spec.text
-    raw = read_schema(text, config)
+    """Read a schema and write it in the engine's format; raises what `prepare` raises."""
+    raw = read_schema(schema_text(spec), config)
     weakening = Weakening(raw.value, raw.validator.draft)
     for _ in range(_MAX_WEAKENINGS):
         error: RequestError

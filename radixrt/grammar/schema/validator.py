@@ -54,6 +54,21 @@ _BRACED = re.compile(r"\\[pPN]\{[^{}]{0,99}\}")
 _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 
 
+_CLASSES = {number: draft for draft, number in _NUMBERS.items()}
+
+
+def late_judge(schema: str, draft: int) -> Callable[[str], bool | None]:
+    """Give the judge of a schema that is known to be one, by its text and draft; it is made when first asked."""
+    made: list[SchemaValidator] = []
+
+    def judge(text: str) -> bool | None:
+        if not made:  # two threads may make it: they are alike
+            made.append(SchemaValidator(_CLASSES[draft], json.loads(schema)))
+        return made[0].judge(text)
+
+    return judge
+
+
 class _TooSlow(Exception):
     """The time of one judgement is over."""
 
