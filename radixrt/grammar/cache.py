@@ -11,11 +11,11 @@ from dataclasses import replace
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarSpec
 from radixrt.errors import RequestError
-from radixrt.grammar.compile import DEFAULT_LIMITS, check_size, compile_for
+from radixrt.grammar.compile import DEFAULT_LIMITS, build, check_size, marks_of
 from radixrt.grammar.counters import CompileStats
 from radixrt.grammar.matcher import CompiledGrammar
 from radixrt.grammar.vocabulary import GrammarVocabulary
-from radixrt.grammar.worker import CompileWorker, is_plainly_small
+from radixrt.grammar.worker import CompileWorkers
 from radixrt.text.tokenizer import Tokenizer
 
 _FAILURE_BYTES = 4096  # what a remembered failure counts for
@@ -39,7 +39,7 @@ class GrammarCache:
     ) -> None:
         self.vocabulary = GrammarVocabulary(tokenizer, vocab_size=vocab_size)
         self._config = config
-        self._worker = CompileWorker(config)
+        self._workers = CompileWorkers(config)
         self._lock = threading.Lock()
         self._entries: OrderedDict[GrammarSpec, Future[CompiledGrammar]] = OrderedDict()
         self._owners: dict[GrammarSpec, str] = {}  # who had each compiled; same keys as _entries
@@ -74,9 +74,13 @@ class GrammarCache:
         self._measure(spec, entry)
         return grammar
 
+    def warm(self) -> None:
+        """Start the process that reads constraints, so that the first one finds it ready. Cost: milliseconds."""
+        self._workers.warm()
+
     def close(self) -> None:
-        """End the process that tries out large constraints, if one was started."""
-        self._worker.close()
+        """End the processes that read constraints, if any was started; new constraints raise EngineStopped."""
+        self._workers.close()
 
     @property
     def num_bytes(self) -> int:
@@ -97,9 +101,12 @@ class GrammarCache:
         started = time.perf_counter()
         try:
             check_size(spec, self._config)
-            if not is_plainly_small(spec):
-                self._worker.vet(spec)
-            entry.set_result(compile_for(spec, self.vocabulary, self._config))
+            self._workers.warm()
+            assert (
+                self.vocabulary.llguidance_tokenizer is not None
+            )  # the first time: built while the process starts
+            prepared = self._workers.prepare(spec, marks_of(spec, self.vocabulary))
+            entry.set_result(build(spec, prepared, self.vocabulary))
         except BaseException as error:
             entry.set_exception(error)  # those who wait must learn of it, whatever it is
             if not isinstance(error, RequestError):

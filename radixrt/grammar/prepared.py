@@ -30,6 +30,9 @@ class Marks:
     ends: tuple[str, ...] = ()
 
 
+NO_MARKS = Marks()
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """All that can be known of a constraint without a vocabulary; the rest is an engine's build, and cheap.

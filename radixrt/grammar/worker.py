@@ -1,40 +1,47 @@
-"""A process that tries constraints out first, so that a hostile one can cost no more than its limits.
+"""Constraints are read in other processes, where a hostile one costs no more than its limits.
 
-Engines' objects cannot cross processes, so the worker only vets: it compiles and fills a few masks over a vocabulary
-of bytes, then forgets the result. What it takes is compiled again by the process that needs it, at a known cost.
+Engines' objects cannot cross processes, so a worker does all that needs no vocabulary (`prepare`), tries the result out
+over a vocabulary of bytes, and hands over plain data. What is left to do here is the engine's build, whose time the
+worker has measured.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import resource
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from radixrt import errors
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarKind, GrammarSpec
-from radixrt.errors import EngineError, GrammarTooCostly, RequestError
+from radixrt.errors import EngineError, EngineStopped, GrammarTooCostly, RequestError, UnsupportedGrammar
+from radixrt.grammar.prepared import NO_MARKS, Marks, Prepared
 from radixrt.grammar.regex_cost import num_atoms
 
-_NUM_MASKS = 24
+READY = b"ready\n"
+MEMORY_STATUS = 77  # of a worker that was over its memory
+QUICK_MS = 500
 _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
 _MAX_START_S = 60.0
 _MAX_END_S = 0.2
+_CHUNK_BYTES = 1 << 16
+_OUT_OF_MEMORY = b"memory allocation of"  # an engine's last words
+
 _MAX_PLAIN_CHARACTERS = 20_000
 _MAX_PLAIN_ATOMS = 2_000
 _MAX_PLAIN_SPLITS = 40
 _SPLITS = re.compile(
     r'"(?:not|if|oneOf|unevaluated\w+|dependen\w+|propertyNames|patternProperties|contains|m..Properties)"\s*:'
 )
-# Beyond 64 bits an engine may end its process (llguidance 1.9.1 did): better the worker than the server.
-_LARGE_NUMBER = re.compile(r"[0-9]{16}|[0-9][eE][+]?[0-9]{2}")
 _NUMBER_OF_REPEATS = re.compile(r"\{\d{0,9},?\d{3,}|(?:~|\.\.)\s*\d{3,}")
 
 
@@ -53,7 +60,6 @@ def is_plainly_small(spec: GrammarSpec) -> bool:
         len(spec.text) <= _MAX_PLAIN_CHARACTERS
         and len(_SPLITS.findall(spec.text)) <= _MAX_PLAIN_SPLITS
         and not _NUMBER_OF_REPEATS.search(spec.text)
-        and not _LARGE_NUMBER.search(spec.text)
     )
 
 
@@ -66,158 +72,237 @@ def _contents(spec: GrammarSpec) -> list[GrammarSpec]:
         return [GrammarSpec(GrammarKind.LARK, spec.text)]
 
 
+class CompileWorkers:
+    """Two workers, so that what looks small never waits for what does not.
+
+    The looks may deceive: what takes the quick one longer than QUICK_MS goes to the other. Owns both; `close` ends
+    them. Thread-safe.
+    """
+
+    def __init__(self, config: GrammarConfig) -> None:
+        self._quick = CompileWorker(config, max_ms=min(QUICK_MS, config.max_grammar_compile_ms))
+        self._patient = CompileWorker(config, max_ms=config.max_grammar_compile_ms)
+
+    def warm(self) -> None:
+        """Start the quick one if it does not run; does not wait until it is ready."""
+        self._quick.warm()
+
+    def prepare(self, spec: GrammarSpec, marks: Marks = NO_MARKS) -> Prepared:
+        """Do `radixrt.grammar.compile.prepare` in a worker. Raises: as `CompileWorker.prepare`."""
+        if is_plainly_small(spec):
+            try:
+                return self._quick.prepare(spec, marks)
+            except _OutOfTime:
+                pass  # it looked smaller than it is
+        try:
+            return self._patient.prepare(spec, marks)
+        except _OutOfTime as error:
+            raise GrammarTooCostly(str(error), parameter="grammar") from None
+
+    def close(self) -> None:
+        """End both."""
+        self._quick.close()
+        self._patient.close()
+
+
+class _OutOfTime(Exception):
+    """A constraint took all the CPU time it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a process ended instead of giving an answer.
+
+    Attributes:
+        status: as `subprocess.Popen.returncode`; None: it did not end, and no answer came.
+        last_words: the end of what it wrote to its standard error.
+    """
+
+    status: int | None
+    last_words: bytes
+
+    @property
+    def was_killed(self) -> bool:
+        return self.status == -signal.SIGKILL
+
+
 class CompileWorker:
     """One worker process: started when first needed, used by one caller at a time, started anew after a death.
 
     Owns the process; `close` ends it. Thread-safe.
     """
 
-    def __init__(self, config: GrammarConfig) -> None:
+    def __init__(self, config: GrammarConfig, *, max_ms: int) -> None:
+        """Args: max_ms: CPU time that one constraint may take."""
         self._config = config
+        self._max_ms = max_ms
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None  # its standard error
+        self._is_ready = False
+        self._is_closed = False
 
     @property
     def process_id(self) -> int | None:
         """Give the process id, None while no process runs."""
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
 
-    def vet(self, spec: GrammarSpec) -> None:
-        """Raise what compiling raises; return if the constraint is within the limits.
+    def warm(self) -> None:
+        """Start the process if it does not run. Cost: milliseconds; it becomes ready while others go on."""
+        if self._process is None:  # one that is busy is warm
+            with self._lock:
+                self._start()
+
+    def prepare(self, spec: GrammarSpec, marks: Marks = NO_MARKS) -> Prepared:
+        """Do `radixrt.grammar.compile.prepare` in the process, and try out there what it gives.
 
         Raises:
-            GrammarTooCostly: the worker died or took longer than max_grammar_compile_ms of CPU time.
-            RequestError: what `radixrt.grammar.compile` raises.
+            _OutOfTime: it took more than `max_ms` of CPU time.
+            GrammarTooCostly: it is over another limit.
+            UnsupportedGrammar: it made the process end itself.
+            RequestError: what `prepare` raises.
+            EngineError: an accident that says nothing about the constraint.
         """
-        request = asdict(spec)
+        request = {"spec": asdict(spec), "marks": asdict(marks), "max_ms": self._max_ms}
         with self._lock:
             answer = self._ask(json.dumps(request).encode() + b"\n")
-        if answer is None:
-            raise GrammarTooCostly(
-                f"the constraint needs more than {self._config.max_grammar_compile_ms} ms (max_grammar_compile_ms) "
-                f"or {self._config.max_grammar_memory_bytes} bytes (max_grammar_memory_bytes) to compile",
-                parameter="grammar",
-            )
+        if isinstance(answer, _End):
+            raise self._error(answer)
         if "error" in answer:
             kind = getattr(errors, answer["error"])
             raise kind(answer["text"], parameter=answer["parameter"], value=answer["value"])
+        return Prepared.from_json(answer["prepared"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, and start none again."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()  # whoever waits for its answer holds the lock
         with self._lock:
             self._stop()
 
-    def _ask(self, request: bytes) -> dict[str, Any] | None:
-        """Send one request; None if there is no answer."""
-        timeout_s = _WALL_FACTOR * self._config.max_grammar_compile_ms / 1000
-        was_killed = False
-        for _ in range(2):  # once more if it died while idle, or if somebody else killed it
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            process = self._process
-            assert process is not None
-            assert process.stdin is not None
+    def _error(self, end: _End) -> Exception:
+        """Say what happened to a process that gave no answer."""
+        if end.status is None:
+            wall_s = _WALL_FACTOR * self._max_ms / 1000
+            return EngineError(
+                f"no answer about the constraint came within {wall_s:g} s, although it had not used its "
+                f"{self._max_ms} ms of CPU time: the machine is too busy; try again"
+            )
+        if end.status == -signal.SIGPROF:
+            return _OutOfTime(
+                f"the constraint needs more than {self._max_ms} ms (max_grammar_compile_ms) to compile"
+            )
+        if end.status == MEMORY_STATUS or _OUT_OF_MEMORY in end.last_words:
+            return GrammarTooCostly(
+                f"the constraint needs more than {self._config.max_grammar_memory_bytes} bytes "
+                "(max_grammar_memory_bytes) to compile",
+                parameter="grammar",
+            )
+        if end.was_killed:
+            return EngineError("the process that reads constraints was killed twice; try again")
+        if end.status < 0:
+            name = signal.Signals(-end.status).name
+            return UnsupportedGrammar(
+                f"the constraint is not supported: the grammar engine ends its process on it ({name})",
+                parameter="grammar",
+            )
+        line = end.last_words.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return EngineError(f"the process that reads constraints failed (status {end.status}): {line[:200]}")
+
+    def _ask(self, request: bytes) -> dict[str, Any] | _End:
+        """Send one request and wait for the answer; once more if the process was dead, or is killed by others."""
+        end = _End(-signal.SIGKILL, b"")
+        for _ in range(2):
+            self._start()
+            self._await_ready()
             try:
-                process.stdin.write(request)
-                process.stdin.flush()
-                line = _read_line(process, timeout_s)
-            except BrokenPipeError:
-                self._stop()
-                continue
+                line = self._exchange(request)
             except BaseException:  # Ctrl-C: an answer that nobody read must not become the next one's
                 self._stop()
                 raise
             if line:
                 found: dict[str, Any] = json.loads(line)
                 return found
-            was_killed = _exit_status(process) == -signal.SIGKILL
-            self._stop()
-            if not was_killed:
-                return None  # too slow, or over its limits
-        if was_killed:
-            raise EngineError("the process that tries out large constraints was killed twice; try again")
-        return None
+            end = self._ended()
+            if not self._is_closed:
+                self._start()  # so that it is ready for the next one
+            if not end.was_killed:
+                break
+        return end
+
+    def _exchange(self, request: bytes) -> bytes:
+        """Give the line that answers a request, b"" if there is none."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(request)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return _read_line(process, _WALL_FACTOR * self._max_ms / 1000)
+
+    def _ended(self) -> _End:
+        """Give how the process ended; end it if it goes on."""
+        process, words = self._process, self._words
+        assert process is not None
+        assert words is not None
+        try:
+            status: int | None = process.wait(timeout=_MAX_END_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        words.seek(max(0, words.seek(0, os.SEEK_END) - _CHUNK_BYTES))
+        last_words = words.read()
+        self._stop()
+        return _End(status, last_words)
 
     def _start(self) -> None:
+        if self._is_closed:
+            raise EngineStopped("the engine was closed")
+        if self._process is not None and self._process.poll() is None:
+            return
         self._stop()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "radixrt.grammar.worker", json.dumps(asdict(self._config))],
+            [sys.executable, "-m", "radixrt.grammar.worker_process", json.dumps(asdict(self._config))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._words,
         )
-        if _read_line(self._process, _MAX_START_S) != b"ready\n":
+
+    def _await_ready(self) -> None:
+        if self._is_ready:
+            return
+        assert self._process is not None
+        if _read_line(self._process, _MAX_START_S) != READY:
             self._stop()
-            raise errors.EngineStopped("the process that compiles constraints does not start")
+            raise EngineStopped("the process that reads constraints does not start")
+        self._is_ready = True
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
+        process, words = self._process, self._words
+        self._process, self._words, self._is_ready = None, None, False
         if process is not None:
             process.kill()
             process.communicate()
-
-
-def _exit_status(process: subprocess.Popen[bytes]) -> int | None:
-    """Give the status of a process that may be ending, None if it goes on."""
-    try:
-        return process.wait(timeout=_MAX_END_S)
-    except subprocess.TimeoutExpired:
-        return None
+        if words is not None:
+            words.close()
 
 
 def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
     """Give the next line of a process, b"" if it died or is late."""
     assert process.stdout is not None
-    if not select.select([process.stdout], [], [], timeout_s)[0]:
-        return b""
-    return process.stdout.readline()
-
-
-def serve(requests: IO[bytes], answers: IO[bytes], config: GrammarConfig) -> None:
-    """Answer requests, one line each, until there are no more. Runs in the worker process."""
-    from radixrt.grammar.probe import probe  # it needs the engines, which this module's users load anyway
-
-    seconds = config.max_grammar_compile_ms / 1000
-    answers.write(b"ready\n")
-    answers.flush()
-    for line in requests:
-        request = json.loads(line)
-        spec = GrammarSpec(**{**request, "kind": GrammarKind(request["kind"])})
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever runs
-        answer: dict[str, Any] = {}
-        try:
-            probe(spec, config, num_masks=_NUM_MASKS)
-        except RequestError as error:
-            answer = {
-                "error": type(error).__name__,
-                "text": str(error),
-                "parameter": error.parameter,
-                "value": repr(error.value)[:200],
-            }
-        except MemoryError:
-            return
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """Let this process grow by so many bytes, no more."""
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        now = int(stream.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + num_bytes, now + num_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def main() -> None:
-    """Run the worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
-    config = GrammarConfig(**json.loads(sys.argv[1]))
-    import radixrt.grammar.probe  # noqa: F401  # before the limit: what is loaded does not count
-
-    _limit_memory(config.max_grammar_memory_bytes)
-    serve(sys.stdin.buffer, sys.stdout.buffer, config)
-
-
-if __name__ == "__main__":
-    main()
+    deadline_s = time.monotonic() + timeout_s
+    line = bytearray()
+    while not line.endswith(b"\n"):  # it writes no line before it is asked
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if not select.select([process.stdout], [], [], left_s)[0]:
+            return b""
+        chunk = os.read(process.stdout.fileno(), _CHUNK_BYTES)
+        if not chunk:
+            return b""
+        line += chunk
+    return bytes(line)
