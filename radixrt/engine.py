@@ -62,6 +62,7 @@ class Engine:
     Args:
         model: catalog name, hub id, local folder or .gguf file.
         options: any field of `EngineConfig`'s sections by its name, e.g. page_size=16.
+    Attributes: tokenizer; config: resolved; grammars: the compiled constraints.
     Raises:
         InvalidRequest: unknown option or bad value. UnknownModel, ModelLoadError: the model.
     """
@@ -88,7 +89,7 @@ class Engine:
             is_enabled=config.kv.prefix_cache,
             eviction=config.kv.eviction,
         )
-        self._grammars = GrammarCache(
+        self.grammars = GrammarCache(
             self.tokenizer, vocab_size=resolved.num_token_ids, config=config.grammar
         )
         self._seeds = random.Random(config.sched.seed)
@@ -116,7 +117,7 @@ class Engine:
         constraint = None
         if grammar is not None:
             began_s = time.monotonic()
-            compiled = self._grammars.get(grammar, owner=request.owner)
+            compiled = self.grammars.get(grammar, owner=request.owner)
             request = request.after(time.monotonic() - began_s)
             judge = self._judge(compiled) if compiled.report.checked else None
             constraint = Constraint.begin(
@@ -335,7 +336,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Give the engine's counters and its present load."""
-        return self._loop.stats(self._grammars.stats())
+        return self._loop.stats(self.grammars.stats())
 
     def clear_cache(self) -> int:
         """Forget all prefixes that no running request uses; give how many pages became free."""
@@ -348,7 +349,7 @@ class Engine:
     def close(self) -> None:
         """Stop the loop; whoever still waits gets EngineStopped. Closing twice is fine."""
         self._loop.close()
-        self._grammars.close()
+        self.grammars.close()
 
     def __enter__(self) -> Self:
         return self

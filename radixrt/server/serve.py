@@ -119,6 +119,7 @@ def run(options: Mapping[str, Any]) -> int:
     config = engine.config.options.server
     log = set_up_logs(config.log_format)
     try:
+        engine.grammars.warm()
         app = create_app(engine, config)
         server = DrainingServer(uvicorn_config(app, config), app.state.service)
         for number in (signal.SIGINT, signal.SIGTERM):

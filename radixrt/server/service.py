@@ -103,7 +103,7 @@ class Service:
         self.model_name = config.served_model_name or Path(engine.config.options.model.model).name
         self.created_s = int(time.time())
         self.metrics = Metrics(self.model_name, engine.stats)
-        self.argument_schemas = ArgumentSchemas(engine.config.options.grammar)
+        self.argument_schemas = ArgumentSchemas(engine.grammars.get)
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
 

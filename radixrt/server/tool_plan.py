@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from radixrt.config import GrammarConfig
 from radixrt.errors import GrammarTooCostly, InvalidRequest, RequestError, UnsupportedGrammar, suggest
-from radixrt.grammar.compile import check_size
-from radixrt.grammar.schema.compile import prepare_schema
 from radixrt.server.bodies_tools import AllowedChoice, ChosenTool, ToolChoice
 from radixrt.server.errors import pointed
 from radixrt.server.tool_forms import ToolForm
@@ -110,9 +107,11 @@ def plan_tools(
     return ToolPlan(form, tuple(tools), grammar, wanted.min_calls == 0, tuple(loose))
 
 
-def arguments_of(tool: Tool, config: GrammarConfig) -> GrammarSpec | None:
+def arguments_of(tool: Tool, check: Callable[[GrammarSpec], object]) -> GrammarSpec | None:
     """Give the constraint on a tool's arguments; None: its schema cannot be enforced, and it is not strict.
 
+    Args:
+        check: raises RequestError for a constraint that cannot be enforced.
     Raises:
         RequestError: the schema is none or no object's, or it is strict and cannot be enforced.
     """
@@ -125,8 +124,7 @@ def arguments_of(tool: Tool, config: GrammarConfig) -> GrammarSpec | None:
         )
     try:
         spec = GrammarSpec.json_schema(schema)
-        check_size(spec, config)
-        prepare_schema(spec, config)
+        check(spec)
     except _LOOSE as error:
         if not tool.is_strict:
             return None
@@ -190,8 +188,9 @@ class ArgumentSchemas:
 
     MAX_KEPT_CHARACTERS = 1 << 16
 
-    def __init__(self, config: GrammarConfig, *, max_entries: int = 256) -> None:
-        self._config = config
+    def __init__(self, check: Callable[[GrammarSpec], object], *, max_entries: int = 256) -> None:
+        """Args: check: raises RequestError for a constraint that cannot be enforced."""
+        self._check = check
         self._max_entries = max_entries
         self._found: dict[tuple[str, bool], GrammarSpec | None] = {}
 
@@ -200,7 +199,7 @@ class ArgumentSchemas:
         key = json.dumps(tool.parameters), tool.is_strict
         if key in self._found:
             return self._found[key]
-        found = arguments_of(tool, self._config)
+        found = arguments_of(tool, self._check)
         if len(key[0]) <= self.MAX_KEPT_CHARACTERS:
             while len(self._found) >= self._max_entries:
                 self._found.pop(next(iter(self._found), key), None)

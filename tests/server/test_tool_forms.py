@@ -10,7 +10,6 @@ import jsonschema
 import numpy as np
 import pytest
 
-from radixrt.config import GrammarConfig
 from radixrt.errors import InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import GrammarCache
 from radixrt.server.bodies_tools import ChosenTool
@@ -50,7 +49,7 @@ SCHEMAS = [
     },
 ]
 NAMES = ["f", "ff", "get_weather", "a.b/c:d-e", "name", "arguments"]
-check = ArgumentSchemas(GrammarConfig())
+check = ArgumentSchemas(next(iter(CACHES.values())).get)
 
 
 def tool(name, schema=None, *, is_strict=False, index=0):
@@ -233,7 +232,7 @@ def test_a_call_that_a_stop_string_cut_off_keeps_what_was_written():
 )  # fmt: skip
 def test_a_strict_schema_is_enforced_or_refused_by_name(schema, error, pointer):
     with pytest.raises(error) as caught:
-        arguments_of(tool("f", schema, is_strict=True, index=3), GrammarConfig())
+        arguments_of(tool("f", schema, is_strict=True, index=3), next(iter(CACHES.values())).get)
     assert caught.value.parameter == pointer
     assert "'f'" in str(caught.value)
 
