@@ -12,10 +12,12 @@ import pytest
 
 from radixrt.constraints import GrammarSpec
 from radixrt.errors import GrammarTooCostly, UnsupportedGrammar
-from radixrt.grammar import GrammarCache
+from radixrt.grammar.compile import DEFAULT_LIMITS, compile_for
+from radixrt.grammar.vocabulary import GrammarVocabulary
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)
+VOCABULARY = GrammarVocabulary(TOKENIZER)
 
 SCALARS: list[Any] = [None, True, False, 0, 1, 2, -3, 0.5, "", "a", "b", "ab", "éé"]
 OBJECTS: list[Any] = [
@@ -34,7 +36,7 @@ class Judge:
     """Asks the masks about texts, byte by byte where no run is forced."""
 
     def __init__(self, schema: Any) -> None:
-        self.grammar = GrammarCache(TOKENIZER).get(GrammarSpec.json_schema(schema))
+        self.grammar = compile_for(GrammarSpec.json_schema(schema), VOCABULARY, DEFAULT_LIMITS)
 
     def accepts(self, value: Any) -> bool:
         data = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
