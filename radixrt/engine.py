@@ -89,9 +89,7 @@ class Engine:
             is_enabled=config.kv.prefix_cache,
             eviction=config.kv.eviction,
         )
-        self.grammars = GrammarCache(
-            self.tokenizer, vocab_size=resolved.num_token_ids, config=config.grammar
-        )
+        self.grammars = GrammarCache(self.tokenizer, vocab_size=resolved.num_token_ids, config=config.grammar)
         self._seeds = random.Random(config.sched.seed)
         self._arrivals = itertools.count()
         self._loop = EngineLoop(self._runner, self._cache, Scheduler(self._cache, config.sched))

@@ -68,8 +68,7 @@ class GrammarCache:
             self._fill(spec, entry)
         error = entry.exception()
         if isinstance(error, RequestError):
-            # A new error each time: one that is raised again and again collects the frames of all its callers.
-            raise type(error)(str(error), parameter=error.parameter, value=error.value)
+            raise _fresh(error)
         grammar = entry.result()
         self._measure(spec, entry)
         return grammar
@@ -110,12 +109,13 @@ class GrammarCache:
             )  # the first time: built while the process starts
             prepared = self._workers.prepare(spec, marks_of(spec, self.vocabulary))
             entry.set_result(build(spec, prepared, self.vocabulary))
+        except RequestError as error:
+            entry.set_exception(_fresh(error))
         except BaseException as error:
             entry.set_exception(error)  # those who wait must learn of it, whatever it is
-            if not isinstance(error, RequestError):
-                with self._lock:
-                    self._drop(spec)
-                raise
+            with self._lock:
+                self._drop(spec)
+            raise
         finally:
             self._count(entry, time.perf_counter() - started)
             self._measure(spec, entry)
@@ -163,6 +163,11 @@ class GrammarCache:
         self._entries.pop(spec, None)  # another thread may have made room meanwhile
         self._owners.pop(spec, None)
         self._num_bytes -= self._sizes.pop(spec, 0)
+
+
+def _fresh(error: RequestError) -> RequestError:
+    """Give the same error without the frames of its callers: one that is kept, or raised again, would collect them."""
+    return type(error)(str(error), parameter=error.parameter, value=error.value)
 
 
 def _num_bytes(entry: Future[CompiledGrammar]) -> int:

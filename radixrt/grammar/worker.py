@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -129,7 +130,7 @@ class _End:
 class CompileWorker:
     """One worker process: started when first needed, used by one caller at a time, started anew after a death.
 
-    Owns the process; `close` ends it. Thread-safe.
+    Owns the process; `close` ends it, and so does forgetting the worker. Thread-safe.
     """
 
     def __init__(self, config: GrammarConfig, *, max_ms: int) -> None:
@@ -139,6 +140,7 @@ class CompileWorker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None  # its standard error
+        self._end: weakref.finalize[Any, Any] | None = None  # ends the process, once
         self._is_ready = False
         self._is_closed = False
 
@@ -266,12 +268,13 @@ class CompileWorker:
             return
         self._stop()
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        self._process = subprocess.Popen(
+        process = self._process = subprocess.Popen(
             [sys.executable, "-m", "radixrt.grammar.worker_process", json.dumps(asdict(self._config))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
         )
+        self._end = weakref.finalize(self, _kill, process, self._words)
 
     def _await_ready(self) -> None:
         if self._is_ready:
@@ -283,13 +286,15 @@ class CompileWorker:
         self._is_ready = True
 
     def _stop(self) -> None:
-        process, words = self._process, self._words
         self._process, self._words, self._is_ready = None, None, False
-        if process is not None:
-            process.kill()
-            process.communicate()
-        if words is not None:
-            words.close()
+        if self._end is not None:
+            self._end()
+
+
+def _kill(process: subprocess.Popen[bytes], words: IO[bytes]) -> None:
+    process.kill()
+    process.communicate()
+    words.close()
 
 
 def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:

@@ -79,7 +79,7 @@ def test_a_result_is_valid_or_an_error(engine, name, temperature):
 def test_retries_do_happen(engine, monkeypatch):
     """Without them some of these answers would not be valid."""
     num_failures = []
-    check = type(engine._grammars.get(checked(DISTINCT))).check
+    check = type(engine.grammars.get(checked(DISTINCT))).check
     monkeypatch.setattr(
         "radixrt.grammar.engines.llg.LLGrammar.check",
         lambda self, text: check(self, text) or bool(num_failures.append(text)),
@@ -206,4 +206,4 @@ def test_pages_add_up_after_a_random_mix(engine):
         ]
         engine.generate([f"mix {draw.randrange(4)}" for _ in params], params)
         engine.check()
-    assert isinstance(engine._grammars, GrammarCache)
+    assert isinstance(engine.grammars, GrammarCache)

@@ -27,7 +27,7 @@ def test_compilations_are_counted(engine):
     assert (found.num_cached, found.num_compiled, found.num_refused) == (2, 2, 1)
     assert sum(found.compile_s.counts) == 3
     assert found.num_entries == 3
-    assert 0 < found.num_bytes <= engine._grammars.num_bytes  # masks were filled since
+    assert 0 < found.num_bytes <= engine.grammars.num_bytes  # masks were filled since
 
 
 def test_every_sampled_token_has_a_mask_and_one_in_16_is_measured(engine):

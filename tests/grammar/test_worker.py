@@ -314,6 +314,16 @@ def test_a_build_that_would_take_long_is_refused(monkeypatch: pytest.MonkeyPatch
         try_out(FINE, prepare(FINE, marks_of(FINE, VOCABULARY), CONFIG))
 
 
+def test_a_forgotten_worker_leaves_no_process() -> None:
+    worker = CompileWorker(CONFIG, max_ms=CONFIG.max_grammar_compile_ms)
+    worker.prepare(FINE)
+    process_id = worker.process_id
+    assert process_id is not None
+    assert Path(f"/proc/{process_id}").exists()
+    del worker
+    assert not Path(f"/proc/{process_id}").exists()
+
+
 def test_warming_starts_one_process_and_waits_for_nothing() -> None:
     cache = GrammarCache(TOKENIZER)
     started = time.process_time()

@@ -443,7 +443,7 @@ def test_the_constraint_of_a_tenant_counts_for_its_own_share(engine):
     for number, header in ((1, KEY_1), (2, KEY_2)):
         body = {**GREEDY, "max_tokens": 16, "regex": f"share{number}"}
         assert post(engine, CHAT, body, headers=header, **TWO_KEYS).status_code == 200
-    owners = {spec.text: owner for spec, owner in engine._grammars._owners.items()}
+    owners = {spec.text: owner for spec, owner in engine.grammars._owners.items()}
     assert (owners["share1"], owners["share2"]) == ("a", "b")
 
 
