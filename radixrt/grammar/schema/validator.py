@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jsonschema
@@ -20,6 +20,7 @@ from radixrt.config import GrammarConfig
 from radixrt.errors import InvalidRequest, UnsupportedGrammar, first_line
 from radixrt.grammar.regex_cost import check_regex
 from radixrt.grammar.schema.keywords import FORMATS
+from radixrt.grammar.schema.quick_check import is_plainly_valid
 from radixrt.grammar.schema.references import escape_pointer
 
 # Without $schema the newest draft that the schema is valid under decides.
@@ -85,9 +86,17 @@ class SchemaValidator:
 
     def __init__(self, draft: Any, schema: Any) -> None:
         self.draft: int = _NUMBERS[draft]
+        self._draft = draft
         self._lock = threading.Lock()
         self._deadline_s = 0.0
         self._patterns: dict[str, Any] = {}
+        self._schema = schema
+        self.is_bounded = not _has_both(schema)
+
+    @cached_property
+    def _validator(self) -> Validator:
+        """Give the validator; the process that compiles needs none."""
+        draft = self._draft
         keywords: dict[str, Any] = {
             name: self._timed(_RULES.get(name, rule)) for name, rule in draft.VALIDATORS.items()
         }
@@ -96,9 +105,8 @@ class SchemaValidator:
                 keywords[name] = partial(rule, self._search)
         checker = _format_checker(draft)
         kind: Any = validators.extend(draft, keywords)  # type: ignore[no-untyped-call]
-        self._validator: Validator = kind(schema, registry=referencing.Registry(), format_checker=checker)
-        self._schema = schema
-        self.is_bounded = not _has_both(schema)
+        made: Validator = kind(self._schema, registry=referencing.Registry(), format_checker=checker)
+        return made
 
     @classmethod
     def build(cls, schema: Any) -> SchemaValidator:
@@ -111,6 +119,8 @@ class SchemaValidator:
         drafts = (validators.validator_for(schema),) if is_declared else _DRAFTS
         faults = []
         for draft in drafts:
+            if is_plainly_valid(schema, _NUMBERS[draft]):
+                return cls(draft, schema)
             found = draft(draft.META_SCHEMA).iter_errors(schema)
             fault = next((fault for fault in found if fault.validator != "uniqueItems"), None)
             if fault is None:
