@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -215,11 +215,7 @@ _ASCII: dict[str, Chars] = {
     "word": char_set([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]),
     "space": char_set([(0x09, 0x0D), (0x20, 0x20)]),
 }
-_WIDE: dict[str, Callable[[str], bool]] = {
-    "digit": str.isdecimal,
-    "word": lambda character: character.isalnum() or character == "_",
-    "space": lambda character: character.isspace() or character == "\ufeff",
-}
+_WIDE = {"digit": re.compile(r"\d+"), "word": re.compile(r"\w+"), "space": re.compile(r"[\s\ufeff]+")}
 
 
 @cache
@@ -228,5 +224,5 @@ def _category_chars(name: str, is_wide: bool) -> Chars:
         raise _unsupported(f"{name} is not known here")
     if not is_wide:
         return _ASCII[name]
-    belongs = _WIDE[name]
-    return char_set((code, code) for code in range(0x110000) if belongs(chr(code)))
+    everything = "".join(map(chr, range(0x110000)))
+    return char_set((run.start(), run.end() - 1) for run in _WIDE[name].finditer(everything))
