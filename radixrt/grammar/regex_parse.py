@@ -10,6 +10,8 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
+import numpy as np
+
 from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar.regex_algebra import (
     ALL_CHARS,
@@ -224,5 +226,5 @@ def _category_chars(name: str, is_wide: bool) -> Chars:
         raise _unsupported(f"{name} is not known here")
     if not is_wide:
         return _ASCII[name]
-    everything = "".join(map(chr, range(0x110000)))
+    everything = np.arange(0x110000, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     return char_set((run.start(), run.end() - 1) for run in _WIDE[name].finditer(everything))
