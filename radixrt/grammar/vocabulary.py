@@ -56,6 +56,11 @@ class GrammarVocabulary:
         return self.tokenizer.vocab_bytes[: self.vocab_size]
 
     @cached_property
+    def num_words(self) -> int:
+        """Give how many words of a mask the tokens fill."""
+        return (len(self.vocab_bytes) + 31) // 32
+
+    @cached_property
     def trie(self) -> TokenTrie:
         return TokenTrie.build(self.vocab_bytes)
 
