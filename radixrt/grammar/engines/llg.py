@@ -194,7 +194,7 @@ class LLMatcher:
             row[:] = 0
             return
         num_words = vocabulary.num_words
-        cursor.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(row)), 4 * num_words)
+        cursor.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(row.data)), 4 * num_words)
         if cursor.is_error():
             self._raise_error()
         if num_words < len(row):
