@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from radixrt.bench.grammar_arms import Arm, Compiled, LLGuidanceArm, OutlinesArm, RadixrtArm, RequestError
+from radixrt.bench.grammar_extremes import compile_bare, compile_here, measure_hostile
 from radixrt.bench.grammar_xgrammar import XgrammarArm, has_xgrammar
 from radixrt.errors import GrammarDeadEnd, InvalidRequest, ModelLoadError
 from radixrt.grammar.probe import byte_tokenizer
@@ -37,6 +38,7 @@ NUM_FREE_TOKENS = 48  # then the texts are closed
 PEER_LIMIT_S = 2.0
 _PEER_BYTES = 8 << 30
 _PERCENTILES = (50, 95, 99)
+_NUM_WARM = 20  # hits of the cache for each schema
 
 
 def find_data(folder: Path | None) -> Path:
@@ -91,15 +93,23 @@ def measure(
         for group in json.loads(path.read_text(encoding="utf-8"))
     ][:limit]
     assert vocabulary.llguidance_tokenizer is not None  # built now, not in the first schema's time
-    return {
+    measured = {
         "tokenizer": {"name": name, "vocab_size": tokenizer.vocab_size},
         "num_schemas": len(schemas),
         "num_groups": len(groups),
         "arms": {
-            arm.name: {"schemas": _measure_schemas(arm, schemas, vocabulary), "suite": _measure_suite(arm, groups, vocabulary)}
+            arm.name: {
+                "schemas": _measure_schemas(arm, schemas, vocabulary),
+                "suite": _measure_suite(arm, groups, vocabulary),
+                **_measure_extremes(arm, schemas, vocabulary),
+            }
             for arm in arms
         },
-    }  # fmt: skip
+    }
+    for arm in arms:
+        if isinstance(arm, RadixrtArm):
+            arm.close()
+    return measured
 
 
 def _arms(vocabulary: GrammarVocabulary, only: Sequence[str]) -> list[Arm]:
@@ -116,6 +126,29 @@ def _arms(vocabulary: GrammarVocabulary, only: Sequence[str]) -> list[Arm]:
                 f"there is no arm {name!r}: {', '.join(makers)}", parameter="only", value=name
             )
     return [make(vocabulary) for name, make in makers.items() if not only or name in only]
+
+
+def _measure_extremes(arm: Arm, schemas: Sequence[Any], vocabulary: GrammarVocabulary) -> dict[str, Any]:
+    """Measure what only some arms have: a cache, and masks of other constraints than schemas."""
+    if isinstance(arm, LLGuidanceArm):
+        return {"hostile": measure_hostile(compile_bare, vocabulary)}
+    if not isinstance(arm, RadixrtArm):
+        return {}
+    warm_s = []
+    for schema in schemas:
+        try:
+            arm.compile(schema)
+        except RequestError:
+            continue
+        started = time.perf_counter()
+        for _ in range(_NUM_WARM):
+            arm.compile(schema)
+        warm_s.append((time.perf_counter() - started) / _NUM_WARM)
+    found = {
+        "first_compile_ms": round(1e3 * arm.first_compile_s, 1),
+        "warm_compile_us": _percentiles(warm_s, 1e6),
+    }
+    return {**found, "hostile": measure_hostile(compile_here, vocabulary)} if arm.name == "radixrt" else found
 
 
 def _cpu_s() -> float:
@@ -136,11 +169,11 @@ class _Tally:
 
 
 def _try_schema(arm: Arm, schema: Any, number: int, vocabulary: GrammarVocabulary) -> _Tally:
-    """Compile a schema and complete one text."""
-    tally, started = _Tally(), _cpu_s()
+    """Compile a schema and complete one text. Compilations are timed as who waits sees them, masks in CPU time."""
+    tally, started = _Tally(), time.perf_counter()
     try:
         compiled = arm.compile(schema)
-        tally.compile_s = _cpu_s() - started
+        tally.compile_s = time.perf_counter() - started
         for attempt in range(_MAX_ATTEMPTS):
             text = _complete(compiled, random.Random(number + 1000 * attempt), vocabulary, tally)
             if text is not None and compiled.is_valid(text):
@@ -307,7 +340,10 @@ def report(measured: Mapping[str, Any]) -> str:
         ("random completions valid", lambda arm: f"{arm['schemas']['valid_completions']}/{arm['schemas']['completions']}"),
         ("  cannot be judged", lambda arm: str(arm["schemas"]["undecided_completions"])),
         ("compile ms p50 / p95 / max", lambda arm: _spread(arm["schemas"]["compile_ms"], ("p50", "p95", "max"))),
+        ("  the first, process included", lambda arm: _number(arm.get("first_compile_ms"))),
+        ("warm compile us p50 / p95", lambda arm: _spread(arm.get("warm_compile_us", {}), ("p50", "p95"))),
         ("mask us p50 / p95 / p99", lambda arm: _spread(arm["schemas"]["mask_us"], ("p50", "p95", "p99"))),
+        ("hostile masks worst ms", lambda arm: _number(arm.get("hostile", {}).get("worst_ms"))),
         ("forced tokens", lambda arm: f"{100 * arm['schemas']['forced_share']:.1f}%"),
         ("suite: groups exact", lambda arm: str(arm["suite"]["exact_groups"])),
         ("suite: groups refused", lambda arm: str(arm["suite"]["refused_groups"])),
@@ -316,11 +352,12 @@ def report(measured: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     arms = measured["arms"]
     header = f"{measured['num_schemas']} schemas, {measured['num_groups']} groups of the suite, tokenizer {measured['tokenizer']['name']}"
-    width = max(len(label) for label, _ in rows)
-    lines = [header, "", " " * width + "".join(f"{name:>22}" for name in arms)]
-    lines += [
-        f"{label:<{width}}" + "".join(f"{cell(arm):>22}" for arm in arms.values()) for label, cell in rows
-    ]
+    table = [("", *arms), *((label, *(cell(arm) for arm in arms.values())) for label, cell in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(arms) + 1)]
+    lines = [header, ""]
+    for label, *cells in table:
+        columns = "".join(f"   {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append(f"{label:<{widths[0]}}{columns}".rstrip())
     refused = next(iter(arms.values()))["schemas"]["refused"]
     lines.append(
         f"\nrefused by radixrt: {', '.join(f'{name} {count}' for name, count in refused.items()) or 'none'}"
@@ -329,4 +366,11 @@ def report(measured: Mapping[str, Any]) -> str:
 
 
 def _spread(values: Mapping[str, float], names: Sequence[str]) -> str:
-    return " / ".join(f"{values[name]:.3g}" if name in values else "-" for name in names)
+    return " / ".join(_number(values.get(name)) for name in names)
+
+
+def _number(value: float | None) -> str:
+    """Write a measured number with two or three digits that mean something, never as a power of ten. Pure."""
+    if value is None:
+        return "-"
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -13,9 +14,10 @@ import numpy as np
 import outlines_core
 from outlines_core import json_schema as outlines_schema
 
+from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarSpec
 from radixrt.errors import RequestError, UnsupportedGrammar
-from radixrt.grammar.compile import DEFAULT_LIMITS, compile_for
+from radixrt.grammar.cache import GrammarCache
 from radixrt.grammar.engines.llg import LLGrammar
 from radixrt.grammar.matcher import CompiledGrammar, EnforcementReport, GrammarMatcher
 from radixrt.grammar.vocabulary import GrammarVocabulary
@@ -103,19 +105,39 @@ class _CompiledMatcher:
         return not self.grammar.report.checked or self.grammar.check(text)
 
 
-@dataclass(frozen=True)
 class RadixrtArm:
-    """What this package does."""
+    """What this package does, as in an engine: through its cache, which asks a process of its own.
 
-    vocabulary: GrammarVocabulary
-    name: str = "radixrt"
-    on_unsupported: Literal["refuse", "check"] = "refuse"
+    Attributes:
+        first_compile_s: what the first constraint waited, the start of that process included.
+    """
+
+    def __init__(
+        self,
+        vocabulary: GrammarVocabulary,
+        *,
+        name: str = "radixrt",
+        on_unsupported: Literal["refuse", "check"] = "refuse",
+    ) -> None:
+        self.name = name
+        self._on_unsupported: Literal["refuse", "check"] = on_unsupported
+        self._vocab_size = vocabulary.vocab_size
+        self._cache = GrammarCache(
+            vocabulary.tokenizer,
+            vocab_size=vocabulary.vocab_size,
+            config=GrammarConfig(grammar_cache_bytes=1 << 30),
+        )
+        started = time.perf_counter()
+        self._cache.get(GrammarSpec.json_object())
+        self.first_compile_s = time.perf_counter() - started
 
     def compile(self, schema: Any) -> Compiled:
-        spec = GrammarSpec.json_schema(schema, on_unsupported=self.on_unsupported)
-        return _CompiledMatcher(
-            compile_for(spec, self.vocabulary, DEFAULT_LIMITS), self.vocabulary.vocab_size
-        )
+        spec = GrammarSpec.json_schema(schema, on_unsupported=self._on_unsupported)
+        return _CompiledMatcher(self._cache.get(spec), self._vocab_size)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._cache.close()
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,16 @@ class TokenTrie:
         child_start: [N + 1] int64; the children of n are nodes [child_start[n], child_start[n + 1]).
         token_start: [N + 1] int64; the tokens that end at n are token_ids[token_start[n] : token_start[n + 1]].
         token_ids: [num tokens] int64.
+        parent: [N] int32, -1 for the root.
+        level_start: first node of each level, and N: nodes are numbered level by level.
     """
 
     node_byte: NDArray[np.int64]
     child_start: NDArray[np.int64]
     token_start: NDArray[np.int64]
     token_ids: NDArray[np.int64]
+    parent: NDArray[np.int32]
+    level_start: tuple[int, ...]
 
     @classmethod
     def build(cls, vocab_bytes: Sequence[bytes]) -> TokenTrie:
@@ -37,6 +41,7 @@ class TokenTrie:
         node = np.zeros(len(lengths), dtype=np.int64)  # deepest node of each token so far
         bytes_of, parents = [np.zeros(1, dtype=np.int64)], [np.full(1, -1, dtype=np.int64)]
         num_nodes, depth = 1, 0
+        level_start = [0, 1]
         while alive.size:
             keys = node[alive] * 256 + flat[starts[alive] + depth]
             unique, inverse = np.unique(keys, return_inverse=True)
@@ -44,6 +49,7 @@ class TokenTrie:
             parents.append(unique // 256)
             node[alive] = num_nodes + inverse
             num_nodes += len(unique)
+            level_start.append(num_nodes)
             depth += 1
             alive = alive[lengths[alive] > depth]
         # Nodes are numbered by level, and within it by (parent, byte): so each node's children are contiguous.
@@ -52,7 +58,14 @@ class TokenTrie:
         tokens = np.flatnonzero(lengths > 0)
         order = np.argsort(node[tokens], kind="stable")
         token_start = np.searchsorted(node[tokens][order], np.arange(num_nodes + 1)).astype(np.int64)
-        return cls(np.concatenate(bytes_of), child_start, token_start, tokens[order].astype(np.int64))
+        return cls(
+            np.concatenate(bytes_of),
+            child_start,
+            token_start,
+            tokens[order].astype(np.int64),
+            parent.astype(np.int32),
+            tuple(level_start),
+        )
 
     def find(self, data: bytes) -> int | None:
         """Give the node of a byte string, None when no token begins with it."""

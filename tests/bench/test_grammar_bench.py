@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from radixrt.bench.grammar import find_data, measure, report
+from radixrt.bench.grammar_extremes import HOSTILE
 from radixrt.bench.grammar_xgrammar import has_xgrammar
 from radixrt.cli_grammar import grammar_app
 from radixrt.errors import InvalidRequest
@@ -54,9 +56,28 @@ def test_all_arms_are_measured_in_one_run(data: Path) -> None:
     assert checked["schemas"]["valid_completions"] == checked["schemas"]["completions"] == 3
     arms = {"radixrt", "radixrt-check", "llguidance", "outlines-core"}
     assert set(measured["arms"]) == (arms | {"xgrammar"} if has_xgrammar() else arms)
+    assert ours["first_compile_ms"] > 0
+    assert 0 < ours["warm_compile_us"]["p50"] < 1e3 * ours["schemas"]["compile_ms"]["p50"]
+    assert ours["hostile"]["worst_ms"] == max(ours["hostile"]["masks_ms"].values())
+    assert not ours["hostile"]["refused"]
+    assert {*ours["hostile"]["masks_ms"]} == {*HOSTILE}
+    assert {*engine["hostile"]["masks_ms"], *engine["hostile"]["refused"]} < {*HOSTILE}
     text = report(measured)
     assert "66.7%" in text
     assert "uniqueItems 1" in text
+
+
+def test_columns_stand_apart_and_numbers_are_plain(data: Path) -> None:
+    measured = measure(data, tokenizer=byte_tokenizer(), only=["radixrt", "llguidance"])
+    for arm in measured["arms"].values():
+        arm["schemas"]["compile_ms"] = {"p50": 5.1134, "p95": 22.61, "p99": 99.0, "max": 13742.2}
+    lines = report(measured).splitlines()
+    [line] = [line for line in lines if line.startswith("compile ms")]
+    assert re.split(r" {3,}", line)[1:] == ["5.11 / 22.6 / 13742"] * 2
+    ends = [lines[2].index(name) + len(name) for name in measured["arms"]]
+    assert all(line[end : end + 3] in ("   ", "") for line in lines[3:17] for end in ends), (
+        "the columns are right-aligned"
+    )
 
 
 def test_one_arm_can_be_measured_alone(data: Path) -> None:

@@ -4,9 +4,10 @@ import threading
 
 import pytest
 
+import radixrt.grammar.cache
 from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarSpec
-from radixrt.errors import UnsupportedGrammar
+from radixrt.errors import EngineStopped, UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, GrammarCache
 from tests.support.tokenizers import byte_tokenizer
 
@@ -85,6 +86,25 @@ def test_masks_count_towards_the_limit() -> None:
     before = grammar.num_bytes
     grammar.start().fill_mask(np.zeros((TOKENIZER.vocab_size + 31) // 32, dtype=np.int32))
     assert grammar.num_bytes > before
+
+
+def test_a_hit_looks_at_one_entry_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a warm compilation costs does not depend on how much is held, nor on the constraint."""
+    cache = GrammarCache(TOKENIZER)
+    specs = [GrammarSpec.regex(f"a{{{number}}}") for number in range(1, 30)]
+    held = [cache.get(spec) for spec in specs]
+    looked_at = []
+    count = radixrt.grammar.cache._num_bytes
+    monkeypatch.setattr(
+        "radixrt.grammar.cache._num_bytes", lambda entry: looked_at.append(entry) or count(entry)
+    )
+    cache.close()  # a closed cache has no process to ask
+    for spec, grammar in zip(specs, held, strict=True):
+        assert cache.get(spec) is grammar
+    assert len(looked_at) == len(specs)
+    assert cache.stats().num_compiled == len(specs)
+    with pytest.raises(EngineStopped):
+        cache.get(GrammarSpec.regex("b"))
 
 
 def test_a_cache_without_room_still_compiles() -> None:

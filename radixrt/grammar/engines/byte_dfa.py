@@ -103,6 +103,13 @@ class ByteDFA:
         first, last = np.searchsorted(self.edge_keys, [state * 256, state * 256 + 256])
         return self.edge_keys[first:last] % 256, self.edge_targets[first:last]
 
+    def table(self) -> NDArray[np.int32]:
+        """Give the next states as a table: [(S + 1) * 256], of state * 256 + byte. State S is dead. Pure."""
+        num_states = len(self.accepting)
+        table = np.full((num_states + 1) * 256, num_states, dtype=np.int32)
+        table[self.edge_keys] = self.edge_targets
+        return table
+
     def shortest(self) -> bytes | None:
         """Give a shortest text that is accepted, None if there is none. Cost: linear in the edges."""
         texts = {self.start: b""}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -20,6 +21,10 @@ ENGINE = "byte automaton"
 MAX_CACHED_MASK_BYTES = 16 << 20  # per constraint
 MAX_SEARCH_EDGES = 20_000_000  # token edges that one search for an end may look at: about a second
 MAX_QUICK_EDGES = 1_000_000
+MAX_SPARSE_NODES = (
+    2048  # of the trie on one level; where an automaton goes on with more, all nodes are looked up
+)
+_MAX_TABLE_STATES = 4096
 _SEARCH_CHUNK = 64  # states whose tokens are looked up together
 
 
@@ -44,12 +49,15 @@ class DFAGrammar:
             zip(dfa.edge_keys.tolist(), dfa.edge_targets.tolist(), strict=True)
         )
         self._masks: dict[int, MaskRow] = {}
+        self._table: NDArray[np.int32] | None = None
         self._lock = threading.Lock()
+        assert vocabulary.trie is not None  # built now, not in the first mask's time
 
     @property
     def num_bytes(self) -> int:
         mask_bytes = len(self._masks) * 4 * ((self.vocabulary.vocab_size + 31) // 32)
-        return self.dfa.num_bytes + 100 * len(self._edges) + mask_bytes
+        table_bytes = 0 if self._table is None else self._table.nbytes
+        return self.dfa.num_bytes + 100 * len(self._edges) + mask_bytes + table_bytes
 
     def start(self) -> DFAMatcher:
         return DFAMatcher(self, _Position(self.dfa.start, None, 0))
@@ -71,14 +79,28 @@ class DFAGrammar:
         row = self._masks.get(state)
         if row is None:
             bits = np.zeros((self.vocabulary.vocab_size + 31) // 32 * 32, dtype=np.uint8)
-            token_ids, _, _ = _token_edges(self.dfa, self.vocabulary.trie, np.array([state]))
-            bits[token_ids] = 1
+            bits[self._allowed(state)] = 1
             row = pack_mask(bits)
             with self._lock:
                 while self._masks and (len(self._masks) + 1) * row.nbytes > MAX_CACHED_MASK_BYTES:
                     del self._masks[next(iter(self._masks))]
                 self._masks[state] = row
         return row
+
+    def _allowed(self, state: int) -> NDArray[np.int64]:
+        """Give the tokens allowed in a state. Cost: the trie's edges that are reached, or twice all of its nodes."""
+        is_small = len(self.dfa.accepting) <= _MAX_TABLE_STATES
+        found = _token_edges(
+            self.dfa,
+            self.vocabulary.trie,
+            np.array([state]),
+            max_nodes=MAX_SPARSE_NODES if is_small else None,
+        )
+        if found is not None:
+            return found[0]
+        if self._table is None:
+            self._table = self.dfa.table()
+        return _all_token_edges(self._table, self.vocabulary.trie, state)
 
     def forced_bytes(self, state: int) -> tuple[bytes, bool]:
         """Give the bytes with no alternative from a state on, and whether the text ends after them."""
@@ -101,7 +123,9 @@ class DFAGrammar:
             reached: list[int] = []
             for chunk in range(0, len(frontier), _SEARCH_CHUNK):
                 starts = np.array(frontier[chunk : chunk + _SEARCH_CHUNK])
-                tokens, targets, origins = _token_edges(self.dfa, self.vocabulary.trie, starts)
+                edges = _token_edges(self.dfa, self.vocabulary.trie, starts)
+                assert edges is not None
+                tokens, targets, origins = edges
                 num_edges += len(tokens)
                 for index in np.unique(targets, return_index=True)[1].tolist():
                     target = int(targets[index])
@@ -126,15 +150,20 @@ def _way_back(came_from: dict[int, tuple[int, int]], end: int, start: int) -> li
 
 
 def _token_edges(
-    dfa: ByteDFA, trie: TokenTrie, starts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    dfa: ByteDFA, trie: TokenTrie, starts: NDArray[np.int64], *, max_nodes: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
     """Give the tokens allowed in some states: token ids, the states they lead to, and the states they leave.
 
     Walks trie and automaton together, level by level. Cost: the trie's edges that are reached, for each state.
+
+    Args:
+        max_nodes: give up, with None, where more nodes of one level are reached.
     """
     nodes, states, origins = np.full(len(starts), ROOT), starts, starts
     found = []
     while nodes.size:
+        if max_nodes is not None and nodes.size > max_nodes:
+            return None
         children, index = _ranges(trie.child_start[nodes], trie.child_start[nodes + 1])
         targets = dfa.step(states[index], trie.node_byte[children])
         is_alive = targets != DEAD
@@ -143,6 +172,19 @@ def _token_edges(
         found.append((trie.token_ids[positions], states[index], origins[index]))
     tokens, targets, origins = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return tokens, targets, origins
+
+
+def _all_token_edges(table: NDArray[np.int32], trie: TokenTrie, state: int) -> NDArray[np.int64]:
+    """Give the tokens allowed in a state by looking up every node of the trie: 1 ms for 100,000 of them."""
+    dead = len(table) // 256 - 1
+    states = np.empty(trie.num_nodes, dtype=np.int32)
+    states[ROOT] = state
+    for start, stop in itertools.pairwise(trie.level_start[1:]):
+        keys = states[trie.parent[start:stop]] * 256 + trie.node_byte[start:stop]
+        states[start:stop] = table[keys]
+    is_alive = np.repeat(states != dead, np.diff(trie.token_start))
+    allowed: NDArray[np.int64] = trie.token_ids[is_alive]
+    return allowed
 
 
 def _ranges(
