@@ -247,7 +247,7 @@ def test_request_ends_with_its_deadline(engine):
 
 
 def test_compiling_a_constraint_counts_for_the_deadline(engine, monkeypatch):
-    grammars, get = engine._grammars, engine._grammars.get
+    grammars, get = engine.grammars, engine.grammars.get
 
     def slow(spec, **options):
         time.sleep(0.2)

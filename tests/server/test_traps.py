@@ -297,7 +297,7 @@ def test_guidance_may_say_its_grammar_twice_but_not_two_grammars(engine):
 
 @pytest.mark.parametrize("slow", ["encode", "compile"])
 def test_a_deadline_counts_from_the_requests_arrival(engine, monkeypatch, slow):
-    owner, name = (engine.tokenizer, "encode") if slow == "encode" else (engine._grammars, "get")
+    owner, name = (engine.tokenizer, "encode") if slow == "encode" else (engine.grammars, "get")
     work = getattr(owner, name)
     done = threading.Event()
 
