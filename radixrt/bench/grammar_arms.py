@@ -15,7 +15,7 @@ import outlines_core
 from outlines_core import json_schema as outlines_schema
 
 from radixrt.config import GrammarConfig
-from radixrt.constraints import GrammarSpec
+from radixrt.constraints import GrammarKind, GrammarSpec
 from radixrt.errors import RequestError, UnsupportedGrammar
 from radixrt.grammar.cache import GrammarCache
 from radixrt.grammar.engines.llg import LLGrammar
@@ -134,6 +134,19 @@ class RadixrtArm:
     def compile(self, schema: Any) -> Compiled:
         spec = GrammarSpec.json_schema(schema, on_unsupported=self._on_unsupported)
         return _CompiledMatcher(self._cache.get(spec), self._vocab_size)
+
+    def warm_s(self, schema: Any, count: int) -> list[float]:
+        """Give the times of some requests for a schema that is compiled already, each with a text of its own."""
+        text = json.dumps(schema, ensure_ascii=False)
+        times = []
+        for _ in range(count):
+            spec = GrammarSpec(
+                GrammarKind.JSON_SCHEMA, "".join(list(text)), on_unsupported=self._on_unsupported
+            )
+            started = time.perf_counter()
+            self._cache.get(spec)
+            times.append(time.perf_counter() - started)
+        return times
 
     def close(self) -> None:
         """End the processes."""

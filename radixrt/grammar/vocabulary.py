@@ -110,7 +110,21 @@ class GrammarVocabulary:
         """Encode a text in the middle of an output in which some control tokens stand for themselves."""
         ids: list[int] = []
         for part in self.split_marked(text, control_ids):
-            ids += [part] if isinstance(part, int) else self.tokenizer.encode_continuation(part)
+            ids += [part] if isinstance(part, int) else self.encode(part)
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        """Encode plain text in the middle of an output as the model writes it.
+
+        Control tokens count as text, but for those of the template that have text: what a prompt's content must not
+        forge is the model's own to write.
+        """
+        names = self.tokenizer.template_tokens
+        if not any(name in text for name in names):
+            return self.tokenizer.encode_continuation(text)
+        ids: list[int] = []
+        for part in split_names(text, tuple(names)):
+            ids += [names[part]] if part in names else self.tokenizer.encode_continuation(part)
         return ids
 
     def shown(self, token_id: int) -> bytes:
@@ -128,7 +142,7 @@ class GrammarVocabulary:
         does not give back the same bytes.
         """
         text = data.decode("utf-8", "ignore")
-        ids = self.tokenizer.encode_continuation(text)
+        ids = self.encode(text)
         is_exact = all(map(self.is_text, ids)) and data.startswith(b"".join(self.vocab_bytes[i] for i in ids))
         return ids if is_exact else []
 
@@ -174,7 +188,7 @@ class _EngineView:
         ]
         self.eos_token_id = vocabulary._end_ids[0]
         self.bos_token_id = vocabulary.tokenizer.bos_id
-        self._tokenize = vocabulary.tokenizer.encode_continuation
+        self._tokenize = vocabulary.encode
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._tokenize(text if isinstance(text, str) else text.decode("utf-8"))

@@ -93,17 +93,23 @@ class CompileWorkers:
         if is_plainly_small(spec):
             try:
                 return self._quick.prepare(spec, marks)
-            except _OutOfTime:
+            except (_OutOfTime, _NoAnswer):
                 pass  # it looked smaller than it is
         try:
             return self._patient.prepare(spec, marks)
         except _OutOfTime as error:
             raise GrammarTooCostly(str(error), parameter="grammar") from None
+        except _NoAnswer as error:
+            raise EngineError(str(error)) from None
 
     def close(self) -> None:
         """End both."""
         self._quick.close()
         self._patient.close()
+
+
+class _NoAnswer(EngineError):
+    """A process gave no answer, although it had CPU time left."""
 
 
 class _OutOfTime(Exception):
@@ -161,6 +167,7 @@ class CompileWorker:
 
         Raises:
             _OutOfTime: it took more than `max_ms` of CPU time.
+            _NoAnswer: none came in time, although it had taken less.
             GrammarTooCostly: it is over another limit.
             UnsupportedGrammar: it made the process end itself.
             RequestError: what `prepare` raises.
@@ -189,7 +196,7 @@ class CompileWorker:
         """Say what happened to a process that gave no answer."""
         if end.status is None:
             wall_s = _WALL_FACTOR * self._max_ms / 1000
-            return EngineError(
+            return _NoAnswer(
                 f"no answer about the constraint came within {wall_s:g} s, although it had not used its "
                 f"{self._max_ms} ms of CPU time: the machine is too busy; try again"
             )

@@ -32,6 +32,7 @@ class Tokenizer:
         fingerprint: sha256 of the serialized backend: equal for equal tokenizers.
         chat: the model's chat template, or None.
         special_tokens: role -> token, e.g. "bos_token" -> "<s>".
+        template_tokens: tokens of the chat template that are not special, by name: Qwen's "<tool_call>".
         add_bos: whether `encode` begins with BOS; None leaves it to the backend.
     Invariants: vocab_size == len(vocab_bytes); eos_ids and bos_id are in special_ids.
     """
@@ -78,14 +79,16 @@ class Tokenizer:
         self.chat: ChatTemplate | None = (
             None if chat_template is None else ChatTemplate(chat_template, special_tokens=self.special_tokens)
         )
-        self._control_tokens: dict[str, int] = {
-            str(backend.id_to_token(token_id)): token_id for token_id in self.special_ids
-        } | {
-            # Some models declare the tokens of their template as ordinary ones; content must not forge them.
+        # Some models declare the tokens of their template as ordinary ones; content must not forge them.
+        self.template_tokens: dict[str, int] = {
             token.content: token_id
             for token_id, token in added.items()
             if chat_template is not None and token.content in chat_template and token.content.strip()
+            if token_id not in self.special_ids
         }
+        self._control_tokens: dict[str, int] = {
+            str(backend.id_to_token(token_id)): token_id for token_id in self.special_ids
+        } | self.template_tokens
         self._control_pattern = _alternation(self._control_tokens)
         self._masked: _MaskedBackend | None = None
         self._prepends_space = self.decode(backend.encode("a", add_special_tokens=False).ids) != "a"

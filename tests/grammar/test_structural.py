@@ -14,9 +14,9 @@ import tokenizers
 from radixrt import GrammarSpec, InvalidRequest, StructuralTag, UnsupportedGrammar
 from radixrt.constraints import GrammarKind
 from radixrt.errors import RequestError
-from radixrt.grammar import CompiledGrammar, GrammarCache, GrammarMatcher
+from radixrt.grammar import CompiledGrammar, GrammarCache, GrammarMatcher, compile
 from radixrt.text import Tokenizer
-from tests.support.tokenizers import JSON_MERGES, byte_tokenizer, sentencepiece_tokenizer
+from tests.support.tokenizers import CHATML, JSON_MERGES, byte_tokenizer, sentencepiece_tokenizer
 
 
 def controlled_tokenizer() -> Tokenizer:
@@ -202,6 +202,47 @@ def test_a_bit_is_set_exactly_when_the_token_is_accepted(name: str, vocabulary: 
             assert all(map(matcher.accept, opening))
         elif allowed:
             assert matcher.accept(draw.choice(sorted(allowed)))
+
+
+@pytest.mark.parametrize("is_in_template", [True, False])
+def test_the_models_own_token_is_forced_where_it_is_no_control_token(is_in_template: bool) -> None:
+    """Qwen adds <tool_call> as an ordinary token, which its template names."""
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER.serialized())
+    names = ["<tool_call>", "</tool_call>"]
+    backend.add_tokens([tokenizers.AddedToken(name, special=False, normalized=False) for name in names])
+    template = CHATML + "{# " + " ".join(names) + " #}" if is_in_template else CHATML
+    tokenizer = Tokenizer(backend, special_tokens={"eos_token": "<|im_end|>"}, chat_template=template)
+    opening, closing = (backend.token_to_id(name) for name in names)
+    tag = StructuralTag("<tool_call>\n", GrammarSpec.choice(["xx", "xy"]), "\n</tool_call>")
+    newline, letter = ord("\n"), ord("x")
+    for free_text in (False, True):
+        spec = GrammarSpec.structural(
+            [tag], triggers=["<tool_call>"], min_tags=1, max_tags=1, free_text=free_text
+        )
+        matcher = compile(spec, tokenizer).start()
+        run = matcher.closing_run(20)
+        assert run is not None
+        assert (run[0], run[-1]) == (opening, closing)
+        if not free_text:
+            assert matcher.forced_tokens() == [opening, newline, letter]
+        for token_id in (opening, newline, letter, letter):
+            assert matcher.accept(token_id)
+        assert matcher.forced_tokens() == [newline, closing]
+        assert matcher.accept(newline)
+        assert matcher.accept(closing)
+        assert matcher.is_accepting
+
+
+def test_a_choice_spells_the_models_own_token() -> None:
+    backend = tokenizers.Tokenizer.from_str(TOKENIZER.serialized())
+    backend.add_tokens([tokenizers.AddedToken("<tool_call>", special=False, normalized=False)])
+    template = CHATML + "{# <tool_call> #}"
+    tokenizer = Tokenizer(backend, special_tokens={"eos_token": "<|im_end|>"}, chat_template=template)
+    own = backend.token_to_id("<tool_call>")
+    for spec in (GrammarSpec.choice(["a<tool_call>b"]), GrammarSpec.json_schema({"const": "<tool_call>"})):
+        forced = compile(spec, tokenizer).start().forced_tokens()
+        assert own in forced
+        assert tokenizer.decode(forced) in ("a<tool_call>b", '"<tool_call>"')
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

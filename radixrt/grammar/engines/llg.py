@@ -96,8 +96,7 @@ class LLGrammar:
 
     @cached_property
     def closer(self) -> Closer:
-        encode = self.vocabulary.tokenizer.encode_continuation
-        hints = tuple(tuple(encode(hint)) for hint in self._hints)
+        hints = tuple(tuple(self.vocabulary.encode(hint)) for hint in self._hints)
         flags = self.vocabulary.text_flags.copy()
         flags[list(self.control_ids.values())] = 1
         return Closer(self.vocabulary.closing_ranks, flags, hints, self._shortcuts())
