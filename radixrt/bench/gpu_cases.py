@@ -218,8 +218,7 @@ class ExtendCase:
             num_columns=num_pages,
             num_group_heads=shape.num_group_heads,
             config=config,
-            device=device,
-        )
+        ).to_device(device)
 
         def run() -> torch.Tensor:
             return extend(q, kv_layer, page_table=table, plan=plan, scale=scale)
