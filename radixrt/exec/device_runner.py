@@ -12,20 +12,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from radixrt.errors import RadixrtError
 from radixrt.exec.batch import SampleRow, build_sample_row
 from radixrt.exec.device import Device
 from radixrt.exec.device_logprobs import Readback, read_back
-from radixrt.exec.device_sampling import WantedLogprob, late_arrays
-from radixrt.exec.device_step import HostStep, PageTables, build_step, device_inputs, join_tokens
+from radixrt.exec.device_sampling import WantedLogprob, late_arrays, padding_arrays
+from radixrt.exec.device_step import (
+    HostStep,
+    PageTables,
+    attention_arrays,
+    build_step,
+    device_inputs,
+    join_tokens,
+)
 from radixrt.exec.graphs import DecodeGraphs
 from radixrt.exec.sampler import verdict
 from radixrt.exec.staging import Staging
 from radixrt.kv.store import KVStore
 from radixrt.model.device_decoder import DeviceDecoder, DeviceInputs
-from radixrt.model.device_kernels import AttentionPlanner, Sampled, SampleInputs
+from radixrt.model.device_kernels import (
+    PLAN_FIELDS,
+    AttentionPlanner,
+    BatchPlan,
+    ExtendPlan,
+    Sampled,
+    SampleInputs,
+)
 from radixrt.sched.plan import ChunkResult, StepPlan, StepResult
 from radixrt.sched.sequence import Sequence
 from radixrt.types import TokenLogprob
@@ -91,6 +106,34 @@ class DeviceRunner:
                 max_context=max_context,
             )
 
+            self.warm_up()
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Ask once for what graphs do not hold, so that no request waits while kernels are compiled.
+
+        Changes: page 0, which nobody reads.
+        """
+        late = late_arrays((), (), (), (), num_token_ids=self.num_token_ids)
+        tiles = np.zeros((1, PLAN_FIELDS["tiles"]), np.int32)  # no new token: it returns at once
+        for window in {None, *self._planner.windows}:
+            plans = [BatchPlan(None, ExtendPlan(tiles, window)) for _ in self._planner.windows]
+            views = self._eager.send(
+                {
+                    **{
+                        name: np.zeros(2, np.int64)
+                        for name in ("token_ids", "positions", "slots", "sample_rows")
+                    },
+                    "copies": np.zeros((1, 2), np.int32),
+                    **padding_arrays(2),
+                    **attention_arrays(plans),
+                    "page_table": np.zeros((1, 1), np.int32),
+                }
+            )
+            self._copy_pages(views)
+            logits = self._forward(device_inputs(views, plans, token_ids=views["token_ids"]))
+            self._draw(logits, views, self._late.send(late.arrays))
+
     def close(self) -> None:
         """Nothing to end: the device finishes what it was asked for."""
 
@@ -127,7 +170,7 @@ class DeviceRunner:
         host = step.host
         step.plan = plan
         step.rows = tuple(
-            build_sample_row(chunk.sequence, self.num_token_ids) if chunk.wants_sample else None
+            self._sample_row(chunk.sequence) if chunk.wants_sample else None
             for chunk, draw in zip(plan.chunks, host.draw_of_chunk, strict=True)
             if draw is not None
         )
@@ -140,16 +183,23 @@ class DeviceRunner:
         )
         tables = self._late.send(late.arrays)
         logits = step.logits[: host.num_logit_rows]
-        drawn = self._draw(step, logits, tables) if host.draws else None
-        if drawn is not None:
+        drawn = None
+        if host.draws:
+            is_all = len(host.draws) == host.num_logit_rows
+            drawn = self._draw(logits if is_all else logits[step.views["draw_rows"]], step.views, tables)
             self._sampled[: len(host.draws)].copy_(drawn.token_ids)
         self._sampled_rows = {chunk.sequence: row for row, chunk in enumerate(host.draws)}
         step.readback = read_back(self._device, logits, drawn, late, tables, num_token_ids=self.num_token_ids)
 
-    def _draw(self, step: DeviceStep, logits: torch.Tensor, tables: dict[str, torch.Tensor]) -> Sampled:
-        views = step.views
-        if len(step.host.draws) != step.host.num_logit_rows:
-            logits = logits[views["draw_rows"]]
+    def _sample_row(self, sequence: Sequence) -> SampleRow:
+        """Say what the host must know of a draw: its mask, if there is one; the device has the rest."""
+        if sequence.constraint is None:
+            return SampleRow(sequence, 0.0, None, ())
+        return build_sample_row(sequence, self.num_token_ids)
+
+    def _draw(
+        self, logits: torch.Tensor, views: dict[str, torch.Tensor], tables: dict[str, torch.Tensor]
+    ) -> Sampled:
         names = ("numbers", "top_k", "keys", "mask_rows", "bias_rows", "penalty_rows")
         inputs = SampleInputs(
             **{name: views[name] for name in names},

@@ -40,6 +40,16 @@ def draw_arrays(draws: Seq[Chunk]) -> dict[str, npt.NDArray[Any]]:
     }
 
 
+def padding_arrays(num_draws: int) -> dict[str, npt.NDArray[Any]]:
+    """Give numbers of draws that take the likeliest token. Pure."""
+    return {
+        "numbers": np.tile(np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0]), (num_draws, 1)),
+        "top_k": np.zeros(num_draws, np.int32),
+        "keys": np.zeros((num_draws, 3), np.int64),
+        **{name: np.full(num_draws, -1, np.int32) for name in ("mask_rows", "bias_rows", "penalty_rows")},
+    }
+
+
 def _numbers(sampling: SamplingParams) -> tuple[float, float, float, float, float, float]:
     return (
         sampling.temperature,

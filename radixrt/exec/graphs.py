@@ -14,7 +14,7 @@ import torch
 
 from radixrt.exec.device import Device, Graph
 from radixrt.exec.device_step import HostStep, device_inputs, join_tokens
-from radixrt.exec.packing import PackedLayout
+from radixrt.exec.packing import FLOAT64, INT32, INT64, PackedLayout
 from radixrt.exec.staging import Staging
 from radixrt.model.device_decoder import DeviceInputs
 from radixrt.model.device_kernels import AttentionPlanner, BatchPlan, DecodePlan
@@ -53,24 +53,23 @@ class Bucket:
     def layout(self, num_windows: int) -> PackedLayout:
         """Give where a step's arrays lie; as HostStep.arrays. Pure."""
         rows = self.num_rows
-        int32, int64 = "int32", "int64"
         return PackedLayout.of(
             {
-                "token_ids": (int64, (rows,)),
-                "positions": (int64, (rows,)),
-                "slots": (int64, (rows,)),
-                "sampled_from": (int32, (rows,)),
-                "sample_rows": (int64, (rows,)),
-                "copies": (int32, (rows, 2)),
-                "draw_rows": (int64, (rows,)),
-                "numbers": ("float64", (rows, 6)),
-                "top_k": (int32, (rows,)),
-                "keys": (int64, (rows, 3)),
-                "mask_rows": (int32, (rows,)),
-                "bias_rows": (int32, (rows,)),
-                "penalty_rows": (int32, (rows,)),
+                "token_ids": (INT64, (rows,)),
+                "positions": (INT64, (rows,)),
+                "slots": (INT64, (rows,)),
+                "sampled_from": (INT32, (rows,)),
+                "sample_rows": (INT64, (rows,)),
+                "copies": (INT32, (rows, 2)),
+                "draw_rows": (INT64, (rows,)),
+                "numbers": (FLOAT64, (rows, 6)),
+                "top_k": (INT32, (rows,)),
+                "keys": (INT64, (rows, 3)),
+                "mask_rows": (INT32, (rows,)),
+                "bias_rows": (INT32, (rows,)),
+                "penalty_rows": (INT32, (rows,)),
                 **{
-                    f"{name}_{index}": (int32, shape)
+                    f"{name}_{index}": (INT32, shape)
                     for index in range(num_windows)
                     for name, shape in (
                         ("items", (self.num_items, 5)),
@@ -79,7 +78,7 @@ class Bucket:
                         ("tiles", (0, 5)),
                     )
                 },
-                "page_table": (int32, (1, self.num_pages)),
+                "page_table": (INT32, (1, self.num_pages)),
             }
         )
 

@@ -19,12 +19,8 @@ import torch
 
 WORD_BYTES = 4
 ALIGNED_WORDS = 4
-TORCH_DTYPES = {
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+INT32, INT64, FLOAT32, FLOAT64 = (np.dtype(name) for name in ("int32", "int64", "float32", "float64"))
+TORCH_DTYPES = {INT32: torch.int32, INT64: torch.int64, FLOAT32: torch.float32, FLOAT64: torch.float64}
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -34,13 +30,13 @@ class Field:
     """One array's place.
 
     Attributes:
-        dtype: its name, a key of TORCH_DTYPES.
+        dtype: a key of TORCH_DTYPES.
         start: its first word; a multiple of ALIGNED_WORDS.
         num_words: words of its elements, without the gap after them.
     """
 
     name: str
-    dtype: str
+    dtype: np.dtype[Any]
     shape: tuple[int, ...]
     start: int
     num_words: int
@@ -58,11 +54,11 @@ class PackedLayout:
     num_words: int
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> PackedLayout:
+    def of(cls, shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> PackedLayout:
         """Place arrays of these types and shapes one after the other. Pure."""
         fields, start = list[Field](), 0
         for name, (dtype, shape) in shapes.items():
-            num_words = math.prod(shape) * TORCH_DTYPES[dtype].itemsize // WORD_BYTES
+            num_words = math.prod(shape) * dtype.itemsize // WORD_BYTES
             fields.append(Field(name, dtype, shape, start, num_words))
             start += -(-num_words // ALIGNED_WORDS) * ALIGNED_WORDS
         return cls(tuple(fields), start)
@@ -70,7 +66,7 @@ class PackedLayout:
     @classmethod
     def fitting(cls, arrays: Arrays) -> PackedLayout:
         """Place exactly these arrays. Pure."""
-        return cls.of({name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+        return cls.of({name: (array.dtype, array.shape) for name, array in arrays.items()})
 
     def takes(self, arrays: Arrays) -> bool:
         """Tell whether every array has a place that is large enough. Pure."""
@@ -87,7 +83,8 @@ class PackedLayout:
         """
         stop = 0
         for field, (name, array) in zip(self.fields, arrays.items(), strict=True):
-            assert (name, array.dtype.name) == (field.name, field.dtype)
+            assert name == field.name
+            assert array.dtype == field.dtype
             words = np.ascontiguousarray(array).reshape(-1).view(np.int32)
             buffer[stop : field.start] = 0  # what the array before did not fill, and the gap
             stop = field.start + len(words)

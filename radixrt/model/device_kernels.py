@@ -16,6 +16,7 @@ from radixrt_kernels.gpu.decode_plan import DecodePlan as DecodePlan
 from radixrt_kernels.gpu.decode_plan import DeviceDecodePlan as DeviceDecodePlan
 from radixrt_kernels.gpu.extend import TILE_FIELDS
 from radixrt_kernels.gpu.extend import DeviceExtendPlan as DeviceExtendPlan
+from radixrt_kernels.gpu.extend import ExtendPlan as ExtendPlan
 from radixrt_kernels.reference_sampling import Sampled as Sampled
 from radixrt_kernels.reference_sampling import SampleInputs as SampleInputs
 

@@ -308,10 +308,15 @@ class Scheduler:
         """
         chunks = []
         for chunk in plan.chunks:
-            num_total = chunk.sequence.num_total
-            settled = make_chunk(
-                chunk.sequence, chunk.start, chunk.num_tokens, num_total=num_total, is_first=chunk.is_first
-            )
+            sequence, settled = chunk.sequence, chunk
+            if sequence.num_total != chunk.stop or sequence.is_complete:
+                settled = make_chunk(
+                    sequence,
+                    chunk.start,
+                    chunk.num_tokens,
+                    num_total=sequence.num_total,
+                    is_first=chunk.is_first,
+                )
             if not self._in_flight.replace(chunk, settled):
                 settled = replace(chunk, wants_sample=False, scored=range(0))
             chunks.append(settled)
