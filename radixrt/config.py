@@ -97,6 +97,9 @@ class SchedConfig:
     prefill_mode: Literal["mixed", "separate"] = option(
         "mixed", "prefill and decode in one step, or in alternating steps"
     )
+    overlap: Literal["auto", "on", "off"] = option(
+        "auto", "plan and launch a step while the one before is on the device; auto = where the device can"
+    )
     checks: Literal["idle", "step"] = option(
         "idle", "when the engine audits its invariants: after a second without work, or after every step"
     )

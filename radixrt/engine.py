@@ -25,8 +25,8 @@ from radixrt.asking import Prompt, as_prompts, as_sampling, check_ids
 from radixrt.config import EngineConfig, home_folder
 from radixrt.delivery import Deliver, Delivery, OutputCollector
 from radixrt.errors import InvalidRequest, NeverFits, PromptTooLong
+from radixrt.exec.assembly import make_runner, resolve_overlap
 from radixrt.exec.resolve import ResolvedConfig, resolve
-from radixrt.exec.runner import ModelRunner
 from radixrt.explain import PrefixReport
 from radixrt.grammar.cache import GrammarCache
 from radixrt.grammar.matcher import CompiledGrammar
@@ -35,8 +35,7 @@ from radixrt.kv.store import KVStore
 from radixrt.loop import EngineLoop, Scope, Ticket
 from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
-from radixrt.model.decoder import Decoder
-from radixrt.model.loader import load_model
+from radixrt.model.loader import AnyDecoder, load_model
 from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
 from radixrt.sched.constraint import Constraint, Judge
@@ -82,7 +81,8 @@ class Engine:
         resolved = self.config
         decoder = _load(resolved)
         store = KVStore(resolved.layout, num_pages=resolved.num_pages, device=resolved.device)
-        self._runner = ModelRunner(decoder, store, num_token_ids=resolved.num_token_ids)
+        self._runner = make_runner(decoder, store, resolved)
+        overlap = resolve_overlap(config.sched, self._runner)
         self._cache = PrefixCache(
             resolved.num_pages,
             page_size=config.kv.page_size,
@@ -92,7 +92,8 @@ class Engine:
         self.grammars = GrammarCache(self.tokenizer, vocab_size=resolved.num_token_ids, config=config.grammar)
         self._seeds = random.Random(config.sched.seed)
         self._arrivals = itertools.count()
-        self._loop = EngineLoop(self._runner, self._cache, Scheduler(self._cache, config.sched))
+        scheduler = Scheduler(self._cache, config.sched)
+        self._loop = EngineLoop(self._runner, self._cache, scheduler, overlap=overlap)
 
     # -- requests ---------------------------------------------------------------------------------------
 
@@ -412,7 +413,7 @@ class AsyncEngine:
         self.close()
 
 
-def _load(config: ResolvedConfig) -> Decoder | NativeDecoder:
+def _load(config: ResolvedConfig) -> AnyDecoder:
     """Load the model and share out the CPU's threads: all to the decoder that computes."""
     num_threads = config.num_threads
     decoder = load_model(
@@ -422,6 +423,8 @@ def _load(config: ResolvedConfig) -> Decoder | NativeDecoder:
         kernels=config.options.model.kernels,
         num_threads=num_threads,
         build_folder=home_folder() / "build",
+        page_size=config.layout.page_size,
+        max_context=config.max_context,
     )
     # Torch's threads go on spinning for a while after their work, on the cores that the native step needs.
     torch.set_num_threads(1 if isinstance(decoder, NativeDecoder) else num_threads)

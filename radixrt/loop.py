@@ -1,5 +1,11 @@
 """EngineLoop: the thread that runs plan, forward, commit and delivery, step after step.
 
+With overlap, a step is planned and launched before the one before it is collected and committed. This is the only
+place that knows of the order:
+
+    overlap off   plan k, launch k, sample k, collect k, commit k, deliver k, plan k + 1, ...
+    overlap on    plan k + 1, launch k + 1, collect k, commit k, deliver k, sample k + 1, plan k + 2, ...
+
 The thread owns scheduler, cache, sequences and store. Others reach them through the inbox: a submission, an abort
 or a question is a call that the thread makes between two steps.
 """
@@ -16,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from radixrt.delivery import Delivery
 from radixrt.errors import (
@@ -27,11 +33,11 @@ from radixrt.errors import (
     RequestAborted,
     first_line,
 )
-from radixrt.exec.runner import ModelRunner
+from radixrt.exec.runner import Runner
 from radixrt.grammar.counters import CompileStats
 from radixrt.kv.cache import PrefixCache, PrefixExplanation
 from radixrt.metrics import EngineMetrics, EngineStats
-from radixrt.sched.plan import SequenceUpdate, StepPlan
+from radixrt.sched.plan import SequenceUpdate, StepPlan, StepResult
 from radixrt.sched.scheduler import Scheduler
 from radixrt.types import FinishReason, Namespace
 
@@ -81,19 +87,44 @@ class Scope:
         self.close()
 
 
+@dataclass(slots=True)
+class Launched:
+    """A step that is launched and not committed.
+
+    Attributes:
+        plan: what of it counts.
+        planned_s: when it was planned.
+        step: as the runner keeps it.
+        result: once collected.
+    """
+
+    plan: StepPlan
+    planned_s: float
+    step: Any = None
+    result: StepResult | None = None
+
+
 class EngineLoop:
-    """Own the thread. Invariant: every delivery in `_deliveries` gets exactly one last item."""
+    """Own the thread. Invariant: every delivery in `_deliveries` gets exactly one last item.
+
+    Args:
+        overlap: plan and launch a step while the one before is still under way; the runner must be able to.
+    """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner[Any],
         cache: PrefixCache,
         scheduler: Scheduler,
         *,
+        overlap: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._runner = runner
+        self._overlap = overlap
+        self._launched: Launched | None = None
+        self._last_end_s = 0.0  # when the last step was done
         self._cache = cache
         self._scheduler = scheduler
         self._metrics = EngineMetrics()
@@ -211,7 +242,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._take_calls():
-                if not self._scheduler.is_idle:
+                if self._has_steps:
                     self._step()
         except BaseException as error:
             self._cause = error
@@ -219,12 +250,16 @@ class EngineLoop:
         self._end()
         self._runner.close()
 
+    @property
+    def _has_steps(self) -> bool:
+        return self._launched is not None or not self._scheduler.is_idle
+
     def _take_calls(self) -> bool:
         """Wait for work, make the calls of the inbox; give False when the loop shall end."""
         if self._rest():
             self._check()
         with self._wake:
-            while not (self._inbox or self._is_closing) and self._scheduler.is_idle:
+            while not (self._inbox or self._is_closing or self._has_steps):
                 self._wake.wait()
             num_calls, is_closing = len(self._inbox), self._is_closing
         for _ in range(num_calls):
@@ -234,41 +269,67 @@ class EngineLoop:
     def _rest(self) -> bool:
         """Wait a while for work; tell whether there was none."""
         with self._wake:
-            has_work = self._inbox or self._is_closing or not self._scheduler.is_idle
+            has_work = self._inbox or self._is_closing or self._has_steps
             return not has_work and not self._wake.wait(IDLE_CHECK_DELAY_S)
 
     def _step(self) -> None:
         started = self._clock()
         for update in self._scheduler.expire(started):
             self._deliver(update)
-        plan = self._scheduler.plan(started)
-        if not plan.chunks:
-            if not plan.preempted and not self._scheduler.is_idle:
-                raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
-            return
-        for update in self._forward(plan):
-            self._deliver(update)
-        seconds = self._clock() - started
-        self._scheduler.observe(plan, seconds)
-        self._metrics.observe_step(plan, started_s=started, seconds=seconds)
+        before, plan = self._launched, self._scheduler.plan(started)
+        if not (plan.chunks or plan.preempted or before or self._scheduler.is_idle):
+            raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
+        launched = Launched(plan, planned_s=started)
+        goes_on = bool(plan.chunks) and self._attempt(launched, self._launch)
+        if before is not None:
+            self._complete(before)
+            launched.plan = self._scheduler.settle(plan)
+        goes_on = goes_on and self._attempt(launched, self._sample)
+        self._launched = launched if goes_on else None
+        if self._launched is not None and not self._overlap:
+            self._launched = None
+            self._complete(launched)
         if self._scheduler.config.checks == "step":
             self._check()
 
-    def _forward(self, plan: StepPlan) -> list[SequenceUpdate]:
-        """Run a plan; a failure ends its sequences only, and the pages are audited."""
+    def _launch(self, launched: Launched) -> None:
+        launched.step = self._runner.launch(launched.plan)
+
+    def _sample(self, launched: Launched) -> None:
+        self._runner.sample(launched.step, launched.plan)
+
+    def _collect(self, launched: Launched) -> None:
+        launched.result = self._runner.collect(launched.step)
+
+    def _attempt(self, launched: Launched, work: Callable[[Launched], None]) -> bool:
+        """Let the runner do its part of a step; a failure ends the step's sequences only, and the pages are audited."""
         try:
-            result = self._runner.run(plan)
+            work(launched)
         except InvariantViolation:
             raise
         except Exception as error:
             logger.error("a step failed: %s", first_line(error), exc_info=error)
             failure = DeviceError(f"the step failed: {first_line(error)}")
             failure.__cause__ = error
-            updates = self._scheduler.fail(plan, failure)
+            for update in self._scheduler.fail(launched.plan, failure):
+                self._deliver(update)
             self._check()
-            return updates
-        self._metrics.observe_masks(result)
-        return self._scheduler.commit(plan, result)
+            return False
+        return True
+
+    def _complete(self, launched: Launched) -> None:
+        """Wait for a step, commit it and deliver what it gave."""
+        plan = launched.plan
+        if self._attempt(launched, self._collect):
+            assert launched.result is not None
+            self._metrics.observe_masks(launched.result)
+            for update in self._scheduler.commit(plan, launched.result):
+                self._deliver(update)
+        # With overlap, a step begins when the one before is done.
+        started, self._last_end_s = max(launched.planned_s, self._last_end_s), self._clock()
+        seconds = self._last_end_s - started
+        self._scheduler.observe(plan, seconds)
+        self._metrics.observe_step(plan, started_s=launched.planned_s, seconds=seconds)
 
     def _deliver(self, update: SequenceUpdate) -> None:
         if update.finish_reason is not None or update.error is not None:

@@ -1,4 +1,4 @@
-"""`radixrt bench gpu`: every kernel against float64 and against its floor, on one CUDA device.
+"""`radixrt bench gpu`: every kernel against float64 and against its floor, then the runner, on one CUDA device.
 
 Times are of CUDA events around replays of a CUDA graph that holds the launch (events around plain calls where a graph
 cannot hold it); each figure is a median. Data larger than the second-level cache is read from memory; smaller data
@@ -20,6 +20,7 @@ from radixrt_kernels.gpu.checks import is_interpreted
 from radixrt_kernels.gpu.compile import compile_variant
 from radixrt_kernels.gpu.production import describe
 
+from radixrt.bench import gpu_runner
 from radixrt.bench.gpu_cases import COPY_BYTES_PER_S, MATRIX_FLOPS_PER_S, Case, DecodeCase, all_cases
 from radixrt.errors import DeviceError, EngineError
 
@@ -80,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def dry_run(say: Callable[[str], None]) -> dict[str, Any]:
-    """Compile what the cases need and give the plan.
+    """Compile what the cases need and give the plan; time the host's part of the runner's steps.
 
     Raises:
         EngineError: a kernel does not compile as it must.
@@ -100,11 +101,12 @@ def dry_run(say: Callable[[str], None]) -> dict[str, Any]:
         "machine": machine(),
         "kernels": [report.name for report in reports],
         "cases": [{"name": case.name, "floor_us": 1e6 * case.floor_s} for case in cases],
+        "runner_host_us": gpu_runner.dry_run(say),
     }
 
 
 def run(device: torch.device, say: Callable[[str], None]) -> dict[str, Any]:
-    """Check and time every case; the table is said last."""
+    """Check and time every case, then the runner; tables are said last."""
     torch.manual_seed(0)
     figures = []
     for case in all_cases():
@@ -128,6 +130,7 @@ def run(device: torch.device, say: Callable[[str], None]) -> dict[str, Any]:
             for figure in figures
         ],
         "cascade": cascade_gain({figure.name: figure.time_us for figure in figures}),
+        "runner": gpu_runner.run(device, say),
     }
 
 

@@ -218,8 +218,7 @@ class ExtendCase:
             num_columns=num_pages,
             num_group_heads=shape.num_group_heads,
             config=config,
-            device=device,
-        )
+        ).to_device(device)
 
         def run() -> torch.Tensor:
             return extend(q, kv_layer, page_table=table, plan=plan, scale=scale)
@@ -375,14 +374,14 @@ class SampleCase:
 
     @property
     def floor_s(self) -> float:
-        return self.batch * self.shape.vocab_size * 2 * ITEM_BYTES / COPY_BYTES_PER_S
+        return self.batch * self.shape.vocab_size * ITEM_BYTES / COPY_BYTES_PER_S
 
     def variants(self) -> list[Variant]:
-        return list(production.sample_variants())
+        return list(production.sample_variants(DTYPE))
 
     def prepare(self, device: torch.device) -> Prepared:
         vocab_size, batch = self.shape.vocab_size, self.batch
-        logits = torch.randn(batch, vocab_size, device=device) * 3
+        logits = (torch.randn(batch, vocab_size, device=device) * 3).to(DTYPE)
         top_p, top_k = (0.9, 50) if self.has_filters else (1.0, 0)
         none = torch.full((batch,), -1, dtype=torch.int32, device=device)
         bits = torch.zeros(0, -(-vocab_size // 32), dtype=torch.int32, device=device)

@@ -20,7 +20,7 @@ def bench_gpu(
         Path | None, typer.Option(help="also write everything as one JSON object to this file")
     ] = None,
 ) -> None:
-    """Check and time every kernel on one CUDA device, against float64 and against its floor."""
+    """Check and time every kernel on one CUDA device, against float64 and against its floor; then whole steps."""
     try:
         from radixrt.bench import gpu
     except ImportError as error:

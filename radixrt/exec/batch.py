@@ -109,14 +109,15 @@ def _wanted(chunk: Chunk) -> list[int]:
 
 def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:
     """Give one SampleRow per chunk that wants a sample, in plan order. Cost: one grammar mask per constrained row."""
-    return [_sample_row(chunk.sequence, vocab_size) for chunk in plan.chunks if chunk.wants_sample]
+    return [build_sample_row(chunk.sequence, vocab_size) for chunk in plan.chunks if chunk.wants_sample]
 
 
-def _sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
+def build_sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
+    """Say how to draw a sequence's next token. Cost: a grammar mask under a constraint."""
     is_greedy = sequence.sampling.is_greedy
     draw = 0.0 if is_greedy else uniform(sequence.seed, sequence.sample_index, sequence.num_total)
     if sequence.constraint is None:
-        return SampleRow(sequence, draw, None, _banned(sequence, vocab_size))
+        return SampleRow(sequence, draw, None, banned_ids(sequence, vocab_size))
     mask = np.zeros(-(-vocab_size // MASK_WORD_BITS), dtype=np.int32)
     started = time.perf_counter()
     try:
@@ -142,7 +143,8 @@ def _ban(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_ids: frozenset[
         mask[:] = kept
 
 
-def _banned(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
+def banned_ids(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
+    """Give the tokens that must not come now: those that end the sequence, before min_tokens. Pure."""
     if sequence.allows_end:
         return ()
     ends = (*sequence.eos_ids, *sequence.sampling.stop_token_ids)

@@ -1,12 +1,12 @@
-"""ModelRunner: carries out a plan on the device."""
+"""Runner: carries out plans, in three calls per step. ModelRunner does each at once; see also device_runner.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -17,6 +17,51 @@ from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
 from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
 from radixrt.types import TokenLogprob
+
+S = TypeVar("S")  # a step on its way, as its runner keeps it
+
+
+class Runner(Protocol[S]):
+    """Carries out one plan after the other.
+
+    Attributes:
+        can_overlap: a step may be launched before the one before it is collected.
+    """
+
+    can_overlap: bool
+
+    @property
+    def store(self) -> KVStore: ...
+
+    def launch(self, plan: StepPlan) -> S:
+        """Begin a step: copies and the forward pass. Changes: the store."""
+        ...
+
+    def sample(self, step: S, plan: StepPlan) -> None:
+        """Draw what is wanted.
+
+        Args:
+            plan: what of the launched plan counts, chunk for chunk; the step before is committed.
+        """
+        ...
+
+    def collect(self, step: S) -> StepResult:
+        """Give what a sampled step gave, waiting for it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads; no plan can be run afterwards."""
+        ...
+
+
+@dataclass(slots=True)
+class ComputedStep:
+    """A step of ModelRunner: its plan, the logits, what to sample by, and the result once sampled."""
+
+    plan: StepPlan
+    logits: torch.Tensor
+    rows: list[SampleRow]
+    result: StepResult | None = None
 
 
 class Model(Protocol):
@@ -31,11 +76,13 @@ class Model(Protocol):
 
 
 class ModelRunner:
-    """Own the model and the KV store.
+    """Own the model and the KV store. A step is over when its launch returns, so that nothing can overlap.
 
     Args:
         num_token_ids: ids that the tokenizer can decode; a model's padding columns after them are never drawn.
     """
+
+    can_overlap = False
 
     def __init__(self, model: Model, store: KVStore, *, num_token_ids: int) -> None:
         self.model = model
@@ -49,11 +96,8 @@ class ModelRunner:
         self._masking.shutdown()
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan: copies, forward, masks, sampling.
-
-        Changes: the store.
-        """
+    def launch(self, plan: StepPlan) -> ComputedStep:
+        """Carry out a plan's copies and its forward pass, and fill its masks. Changes: the store."""
         self.store.copy_pages(plan.page_copies)
         inputs = build_inputs(plan, page_size=self.store.layout.page_size, device=self.model.device)
         pending = self._fill_masks(plan)
@@ -61,7 +105,17 @@ class ModelRunner:
             logits = self.model.forward(inputs, self.store)
         finally:
             rows = pending()  # in any case: nobody else may use a matcher before its mask is filled
-        return self._sample(plan, logits, rows)
+        return ComputedStep(plan, logits, rows)
+
+    @torch.inference_mode()
+    def sample(self, step: ComputedStep, plan: StepPlan) -> None:
+        """Draw what the step wants; all that was launched counts."""
+        step.result = self._sample(plan, step.logits, step.rows)
+
+    def collect(self, step: ComputedStep) -> StepResult:
+        """Give the result of a sampled step."""
+        assert step.result is not None
+        return step.result
 
     def _fill_masks(self, plan: StepPlan) -> Callable[[], list[SampleRow]]:
         """Begin to make the sample rows; the call gives them."""

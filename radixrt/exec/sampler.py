@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtErro
         drawn = _draw(torch.stack([values[index] for index in whole]), [rows[index] for index in whole])
         for index, token_id in zip(whole, drawn.tolist(), strict=True):
             token_ids[index] = token_id
-    return [_verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
+    return [verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,8 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def _verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
+def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
+    """Give a drawn token, or the error that its largest adjusted logit tells of. Pure."""
     if row.error is not None:
         return row.error
     if best == NEGATIVE_INFINITY and row.mask is not None:

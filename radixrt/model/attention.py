@@ -1,19 +1,16 @@
-"""The decoder's door to kernels. Attention: plan once per step, then write and attend once per layer.
+"""The torch decoder's door to kernels. Attention: plan once per step, then write and attend once per layer.
 
-`cpu` is handed on to native.py, where a whole step is one call.
+`cpu` is handed on to native.py, where a whole step is one call. device_kernels.py is the door to those for GPUs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from radixrt_kernels import cpu as cpu
 from radixrt_kernels import reference
-
-if TYPE_CHECKING:
-    from radixrt_kernels.gpu.attention import BatchPlan
 
 from radixrt.model.inputs import BatchInputs
 from radixrt.model.spec import ModelSpec
@@ -78,62 +75,3 @@ def _effective_windows(inputs: BatchInputs, spec: ModelSpec) -> tuple[int | None
     """Give each layer's window; one at least as long as the longest context hides nothing."""
     longest = max(inputs.num_context_tokens)
     return tuple(None if window is None or window >= longest else window for window in spec.sliding_windows)
-
-
-@dataclass(frozen=True, slots=True)
-class TritonPlan:
-    """A step in Triton's kernels: one set of work items per distinct sliding window."""
-
-    slots: torch.Tensor
-    sliding_windows: tuple[int | None, ...]
-    plans: dict[int | None, BatchPlan]
-    scale: float
-
-    def write(self, k: torch.Tensor, v: torch.Tensor, kv_layer: torch.Tensor) -> None:
-        reference.write_kv(k, v, kv_layer, self.slots)
-
-    def attend(self, q: torch.Tensor, kv_layer: torch.Tensor, *, layer_index: int) -> torch.Tensor:
-        from radixrt_kernels.gpu import attention
-
-        plan = self.plans[self.sliding_windows[layer_index]]
-        return attention.attend(q, kv_layer, plan, scale=self.scale)
-
-
-class TritonAttention:
-    """Paged attention in Triton: tree_decode and extend. Needs the optional package triton, and a CUDA device.
-
-    Args:
-        dtype: of queries, keys and values.
-    Raises:
-        ImportError: triton is not installed.
-        ValueError: no kernel for the model's head dimension or group.
-    """
-
-    def __init__(self, spec: ModelSpec, *, dtype: torch.dtype) -> None:
-        from radixrt_kernels.gpu import configs
-
-        configs.check_shape(spec.head_dim, spec.num_heads // spec.num_kv_heads)
-        self._dtype = dtype
-
-    def plan(self, inputs: BatchInputs, spec: ModelSpec, *, page_size: int) -> TritonPlan:
-        from radixrt_kernels.gpu import attention
-
-        windows = _effective_windows(inputs, spec)
-        # Read back from the device: a step waits here for the step before.
-        host_page_table = inputs.page_table.cpu().numpy()
-        plans = {
-            window: attention.plan_attention(
-                inputs.page_table,
-                host_page_table=host_page_table,
-                num_query_tokens=inputs.num_query_tokens,
-                num_context_tokens=inputs.num_context_tokens,
-                num_heads=spec.num_heads,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                page_size=page_size,
-                dtype=self._dtype,
-                sliding_window=window,
-            )
-            for window in dict.fromkeys(windows)
-        }
-        return TritonPlan(inputs.slots, windows, plans, spec.head_dim**-0.5)

@@ -1,21 +1,25 @@
-"""A model folder -> a decoder: in C++ on a CPU where it can be compiled, else in torch."""
+"""A model folder -> a decoder: in C++ on a CPU, on Triton's kernels on a CUDA device, else in torch."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
 from radixrt.config import home_folder
 from radixrt.errors import ModelLoadError
-from radixrt.model.attention import AttentionBackend, TorchAttention, TritonAttention
-from radixrt.model.decoder import Decoder
+from radixrt.model.attention import TorchAttention
+from radixrt.model.decoder import Decoder, DecoderWeights
 from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
 
+if TYPE_CHECKING:
+    from radixrt.model.device_decoder import DeviceDecoder
+
+AnyDecoder: TypeAlias = "Decoder | NativeDecoder | DeviceDecoder"
 LOGGER = logging.getLogger(__name__)
 
 
@@ -27,14 +31,18 @@ def load_model(
     kernels: Literal["auto", "torch", "native"] = "torch",
     num_threads: int | None = None,
     build_folder: Path | None = None,
-) -> Decoder | NativeDecoder:
+    page_size: int = 16,
+    max_context: int | None = None,
+) -> AnyDecoder:
     """Load a folder that `catalog.resolve` gave: config.json and safetensors files.
 
     Args:
         kernels: native = the C++ step, for CPUs; torch = the reference, anywhere; auto = native on a CPU, Triton's
-            attention on a CUDA device, and torch with one warning where these cannot be had.
+            kernels on a CUDA device, and torch with one warning where these cannot be had.
         num_threads: threads of the native decoder; default: as many as torch uses now.
         build_folder: where compiled kernels are kept; default: `build` in radixrt's home folder.
+        page_size: of the pages that the model will be given.
+        max_context: longest sequence that it will be given; default: the model's own limit.
 
     Raises:
         ModelLoadError: unsupported architecture or field; missing or corrupt file; unexpected tensor; native kernels
@@ -47,7 +55,8 @@ def load_model(
     if kernels == "torch":
         return Decoder(spec, weights, TorchAttention())
     if device.type != "cpu":
-        return Decoder(spec, weights, device_attention(spec, device=device, dtype=dtype))
+        max_context = max_context or spec.max_context
+        return device_decoder(spec, weights, device=device, page_size=page_size, max_context=max_context)
     try:
         return NativeDecoder.build(
             spec,
@@ -62,12 +71,20 @@ def load_model(
         return Decoder(spec, weights, TorchAttention())
 
 
-def device_attention(spec: ModelSpec, *, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """Give the attention for a device other than a CPU; warns once when Triton's cannot be had on CUDA."""
+def device_decoder(
+    spec: ModelSpec, weights: DecoderWeights, *, device: torch.device, page_size: int, max_context: int
+) -> Decoder | DeviceDecoder:
+    """Give the decoder for a device other than a CPU; warns once when Triton's kernels cannot be had on CUDA."""
     if device.type != "cuda":
-        return TorchAttention()
+        return Decoder(spec, weights, TorchAttention())
     try:
-        return TritonAttention(spec, dtype=dtype)
-    except (ImportError, ValueError) as error:
-        LOGGER.warning("%s; the slower torch attention is used instead", error)
-        return TorchAttention()
+        from radixrt.model.device_decoder import DeviceDecoder
+        from radixrt.model.device_kernels import refusals
+    except ImportError as error:
+        reasons = [f"Triton is missing ({error})"]
+    else:
+        reasons = refusals(spec, page_size=page_size)
+        if not reasons:
+            return DeviceDecoder(spec, weights, max_context=max_context)
+    LOGGER.warning("%s; the slower torch decoder is used instead", "; ".join(reasons))
+    return Decoder(spec, weights, TorchAttention())

@@ -32,6 +32,24 @@ class Chunk:
         return self.start + self.num_tokens
 
 
+def make_chunk(
+    sequence: Sequence, start: int, num_tokens: int, *, num_total: int, is_first: bool = False
+) -> Chunk:
+    """Say what a chunk is wanted for when its sequence has num_total tokens, known or under way. Pure."""
+    stop = start + num_tokens
+    # The row of position p - 1 scores the token at p.
+    wanted = sequence.wanted_logprobs
+    first = max(start + 1, wanted.start)
+    return Chunk(
+        sequence,
+        start,
+        num_tokens,
+        wants_sample=stop == num_total and not sequence.is_complete,
+        scored=range(first, max(first, min(stop + 1, wanted.stop))),
+        is_first=is_first,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Invariants: the slots written are distinct; copies are read before anything is written."""

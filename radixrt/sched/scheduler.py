@@ -8,15 +8,18 @@ here: plan is told the time, so that the same code runs in a simulator.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 
 from radixrt.config import SchedConfig
 from radixrt.errors import DeadlineExceeded, GrammarDeadEnd, InvariantViolation
 from radixrt.kv.cache import PageLease, PrefixCache
 from radixrt.sched.budget import split_tokens
 from radixrt.sched.constraint import Rewind
+from radixrt.sched.in_flight import InFlight
 from radixrt.sched.latency import StepTimeModel, load_of, pairs_of
-from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate, StepPlan, StepResult
+from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate, StepPlan, StepResult, make_chunk
 from radixrt.sched.policy import POLICIES
 from radixrt.sched.prediction import Demand, OutputLengths, peak_pages
 from radixrt.sched.sequence import Sequence, SequenceStatus
@@ -44,6 +47,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.most_skips = 0
         self.output_lengths = OutputLengths()
+        self._in_flight = InFlight()
         self._deadlines: list[
             tuple[float, int, Sequence]
         ] = []  # heap; finished ones are dropped when they come up
@@ -79,7 +83,7 @@ class Scheduler:
     # -- plan -------------------------------------------------------------------------------------------
 
     def plan(self, now_s: float) -> StepPlan:
-        """Decide one step. Changes: leases, statuses and skip counts."""
+        """Decide one step; one more may be planned before it is committed. Changes: leases, statuses, skip counts."""
         self.cache.now_s = now_s
         self.cache.scopes.expire(now_s)
         self._rescue(now_s)
@@ -91,14 +95,19 @@ class Scheduler:
                 self._admit(chunks)
         else:
             self._plan_separately(chunks, preempted)
-        copies = [chunk.sequence.lease.pending_copy for chunk in chunks if chunk.sequence.lease]
+        for chunk in chunks:
+            self._in_flight.add(chunk)
+        # A lease begins with its copy, in the step that admits its sequence.
+        firsts = [chunk.sequence.lease for chunk in chunks if chunk.is_first]
+        copies = [lease.pending_copy for lease in firsts if lease]
         return StepPlan(tuple(chunks), tuple(copy for copy in copies if copy), tuple(preempted))
 
     def _plan_separately(self, chunks: list[Chunk], preempted: list[Sequence]) -> None:
         """Plan a step of prefills only or of decodes only, in turn where both have work."""
-        decodes = [sequence for sequence in self.running if not sequence.is_prefilling]
+        is_prefilling = self._in_flight.is_prefilling
+        decodes = [sequence for sequence in self.running if not is_prefilling(sequence)]
         if not (decodes and self._was_prefill):
-            prefills = [sequence for sequence in self.running if sequence.is_prefilling]
+            prefills = [sequence for sequence in self.running if is_prefilling(sequence)]
             self._plan_running(prefills, chunks, preempted)
             if not preempted:
                 self._admit(chunks)
@@ -109,37 +118,39 @@ class Scheduler:
     def _plan_running(
         self, sequences: Iterable[Sequence], chunks: list[Chunk], preempted: list[Sequence]
     ) -> None:
-        shares = split_tokens(sequences, self.config.max_step_tokens)
+        shares = split_tokens(sequences, self.config.max_step_tokens, self._in_flight)
         # Oldest first, and only younger ones are preempted: what is already planned is never taken back.
         for sequence in sorted(shares, key=lambda item: item.arrival):
-            num_tokens = shares[sequence]
-            if sequence.is_prefilling:
-                num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, sequence.num_computed))
-            if num_tokens and sequence.lease and self._grow(sequence, num_tokens, preempted):
-                chunks.append(_chunk(sequence, num_tokens))
+            num_tokens, start = shares[sequence], self._in_flight.num_planned(sequence)
+            if start < sequence.num_prompt_tokens:
+                num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, start))
+            if num_tokens and sequence.lease and self._grow(sequence, start + num_tokens, preempted):
+                num_total = self._in_flight.num_total(sequence)
+                chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total))
 
     def _max_prefill_tokens(self, chunks: list[Chunk], start: int) -> int:
         """Give how many prompt tokens fit beside the chunks and all decodes into the time target, if there is one."""
         target_ms = self.config.tpot_ms
         if target_ms is None or not self.step_times.is_ready:
             return self.config.max_step_tokens
-        planned = {chunk.sequence for chunk in chunks}
-        decodes = [item for item in self.running if not item.is_prefilling]
+        planned, in_flight = {chunk.sequence for chunk in chunks}, self._in_flight
+        decodes = [item for item in self.running if not in_flight.is_prefilling(item)]
         if not any(item.request.latency_class == "latency" for item in decodes):
             return self.config.max_step_tokens
         num_tokens, num_pairs = load_of(chunks)
         for item in decodes:
             if item not in planned:
-                num_tokens += item.num_pending
-                num_pairs += pairs_of(item.num_computed, item.num_pending)
+                num_pending = in_flight.num_pending(item)
+                num_tokens += num_pending
+                num_pairs += pairs_of(in_flight.num_planned(item), num_pending)
         return self.step_times.max_chunk_tokens(
             target_ms / 1000, num_tokens=num_tokens, num_pairs=num_pairs, start=start
         )
 
-    def _grow(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
-        """Lease the pages for a chunk, preempting younger ones as needed; False when it was preempted itself."""
+    def _grow(self, sequence: Sequence, wanted: int, preempted: list[Sequence]) -> bool:
+        """Lease pages for so many tokens, preempting younger ones as needed; False when it was preempted itself."""
         assert sequence.lease is not None
-        wanted, label = sequence.num_computed + num_tokens, sequence.request.label
+        label = sequence.request.label
         while not self.cache.grow(sequence.lease, num_tokens=wanted, label=label):
             victim = self._victim(sequence)
             self._preempt(victim)
@@ -166,6 +177,7 @@ class Scheduler:
 
     def _withdraw(self, sequence: Sequence) -> None:
         computed = sequence.token_ids[: sequence.num_computed]
+        self._in_flight.drop(sequence)
         self._give_back(sequence)
         self.cache.demote(sequence.namespace, computed)
         self.running.remove(sequence)
@@ -215,7 +227,8 @@ class Scheduler:
             num_tokens = min(
                 sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
             )
-            chunks.append(_chunk(sequence, num_tokens, is_first=True))
+            start, num_total = sequence.num_computed, sequence.num_total
+            chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total, is_first=True))
             num_left -= num_tokens
             if num_left <= 0 or len(self.running) >= self.config.max_running:
                 break
@@ -287,16 +300,38 @@ class Scheduler:
 
     # -- commit -----------------------------------------------------------------------------------------
 
+    def settle(self, plan: StepPlan) -> StepPlan:
+        """Give what of a step counts that was planned before the one before it was committed, which is done now.
+
+        A draw counts where it follows the last known token: not after an end or before a forced run. There, the row
+        may be wanted for the logprob of the token that came instead. Chunk for chunk the plan that was given.
+        """
+        chunks = []
+        for chunk in plan.chunks:
+            sequence, settled = chunk.sequence, chunk
+            if sequence.num_total != chunk.stop or sequence.is_complete:
+                settled = make_chunk(
+                    sequence,
+                    chunk.start,
+                    chunk.num_tokens,
+                    num_total=sequence.num_total,
+                    is_first=chunk.is_first,
+                )
+            if not self._in_flight.replace(chunk, settled):
+                settled = replace(chunk, wants_sample=False, scored=range(0))
+            chunks.append(settled)
+        return replace(plan, chunks=tuple(chunks))
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
-        """Take a step's result into the sequences and publish what was computed.
+        """Take a step's result into the sequences and publish what was computed. Steps are committed in order.
 
         Returns: one update per sequence that has something new for its reader.
         """
         updates = []
         for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
             sequence = chunk.sequence
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # aborted while the step ran
+            if not self._in_flight.take(chunk):
+                continue  # ended, preempted or taken back while the step ran
             assert sequence.lease is not None
             self.cache.copied(sequence.lease)
             was_prefilling = sequence.is_prefilling
@@ -320,6 +355,9 @@ class Scheduler:
             rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
         except GrammarDeadEnd as error:
             return error
+        token_id = result.token_id
+        if token_id is not None and sequence.token_ids[chunk.stop : chunk.stop + 1] != array("i", [token_id]):
+            self._in_flight.drop(sequence)  # what is under way goes on from a token that gave way to another
         if was_prefilling:
             self._publish_prompt(sequence)
         if rewind is not None:
@@ -341,7 +379,7 @@ class Scheduler:
         """End all sequences of a step that failed; nothing of the step is published."""
         updates = []
         for chunk in plan.chunks:
-            if chunk.sequence.status is SequenceStatus.RUNNING:
+            if self._in_flight.has(chunk):
                 self._end(chunk.sequence)
                 updates.append(SequenceUpdate(chunk.sequence, (), error=error))
         return updates
@@ -354,6 +392,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.status is SequenceStatus.RUNNING:
+            self._in_flight.drop(sequence)
             self._give_back(sequence)
             self.running.remove(sequence)
         else:
@@ -407,6 +446,7 @@ class Scheduler:
                 raise InvariantViolation("a running sequence computed more than its lease holds")
         for sequence in (*self.waiting, *self.running):
             sequence.check()
+        self._in_flight.check()
         self.cache.check()
 
 
@@ -414,22 +454,6 @@ def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
     """Estimate the pages that only this sequence needs: all but those it began with."""
     lease = sequence.lease
     return 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // cache.page_size
-
-
-def _chunk(sequence: Sequence, num_tokens: int, *, is_first: bool = False) -> Chunk:
-    start = sequence.num_computed
-    stop = start + num_tokens
-    # The row of position p - 1 scores the token at p.
-    wanted = sequence.wanted_logprobs
-    first = max(start + 1, wanted.start)
-    return Chunk(
-        sequence,
-        start,
-        num_tokens,
-        wants_sample=stop == sequence.num_total and not sequence.is_complete,
-        scored=range(first, max(first, min(stop + 1, wanted.stop))),
-        is_first=is_first,
-    )
 
 
 def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason | None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from radixrt_kernels.gpu.configs import ExtendConfig, extend_config
-from radixrt_kernels.gpu.extend import ExtendPlan, extend, plan_extend
+from radixrt_kernels.gpu.extend import DeviceExtendPlan, extend, plan_extend
 
 from tests.support.paged import DEVICE, TOLERANCE, PagedBatch, make_batch, relative_error
 
@@ -20,9 +20,8 @@ def plan(batch: PagedBatch, *, config=CONFIG, sliding_window=None):
         num_columns=batch.page_table.shape[1],
         num_group_heads=batch.q.shape[1] // batch.kv_layer.shape[3],
         config=config,
-        device=DEVICE,
         sliding_window=sliding_window,
-    )
+    ).to_device(DEVICE)
 
 
 def attend(batch: PagedBatch, *, config=CONFIG, sliding_window=None, soft_cap=None, planned=None):
@@ -90,7 +89,7 @@ def test_order_and_padding_of_tiles_change_no_bit():
     planned = plan(batch)
     tiles = torch.cat([planned.tiles.new_zeros(3, 5), planned.tiles.flip(0)])
     assert torch.equal(
-        attend(batch, planned=planned), attend(batch, planned=ExtendPlan(tiles, planned.sliding_window))
+        attend(batch, planned=planned), attend(batch, planned=DeviceExtendPlan(tiles, planned.sliding_window))
     )
 
 

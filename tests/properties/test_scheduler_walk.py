@@ -56,7 +56,7 @@ def pass_time(simulation, rng):
         simulation.scheduler.observe(simulation.plans[-1], rng.uniform(0.001, 0.02))
 
 
-def walk(seed, page_size, num_operations):
+def walk(seed, page_size, num_operations, *, overlap):
     rng = random.Random(seed)
     simulation = Simulation(
         num_pages=rng.choice([80 // page_size + 4, 300 // page_size + 4]),
@@ -71,6 +71,7 @@ def walk(seed, page_size, num_operations):
         ttft_ms=rng.choice([None, 500]),
         tpot_ms=rng.choice([None, 5]),
         end_every=rng.choice([0, 9]),
+        overlap=overlap,
     )
     sequences = []
     for _ in range(num_operations):
@@ -110,26 +111,30 @@ def walk(seed, page_size, num_operations):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-def test_long_random_schedules_lose_nothing_and_change_no_answer(page_size):
+def test_long_random_schedules_lose_nothing_and_change_no_answer(page_size, overlap):
     for seed in range(1000, 1250):
         try:
-            walk(seed, page_size, 100)
+            walk(seed, page_size, 100, overlap=overlap)
         except BaseException as error:
             error.add_note(f"seed {seed}, page size {page_size}")
             raise
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_random_schedules_lose_nothing_and_change_no_answer(page_size, num_walk_operations):
+def test_random_schedules_lose_nothing_and_change_no_answer(page_size, overlap, num_walk_operations):
     num_walks = 40
-    num_preemptions = 0
+    num_preemptions = num_surplus = 0
     for seed in range(num_walks):
         try:
-            num_preemptions += walk(
-                seed, page_size, num_walk_operations // 3 // num_walks + 1
-            ).scheduler.num_preemptions
+            num_operations = num_walk_operations // 6 // num_walks + 1
+            simulation = walk(seed, page_size, num_operations, overlap=overlap)
+            num_preemptions += simulation.scheduler.num_preemptions
+            num_surplus += simulation.num_surplus
         except BaseException as error:
             error.add_note(f"seed {seed}, page size {page_size}")
             raise
     assert num_preemptions > 20  # the walk does reach what it is for
+    assert (num_surplus > 100) == overlap

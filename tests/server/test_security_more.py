@@ -395,13 +395,13 @@ DYING = """
 import sys
 from radixrt import InvariantViolation
 from radixrt.exec.runner import ModelRunner
-real, steps = ModelRunner.run, []
+real, steps = ModelRunner.launch, []
 def dying(self, plan):
     steps.append(plan)
     if len(steps) > 3:
         raise InvariantViolation("injected")
     return real(self, plan)
-ModelRunner.run = dying
+ModelRunner.launch = dying
 from radixrt.server.serve import run
 sys.exit(run({"model": sys.argv[1], "port": 0, "device": "cpu", "kernels": "torch", "num_pages": 128}))
 """

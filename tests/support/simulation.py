@@ -29,15 +29,29 @@ def next_token(token_ids, *, seed=0, sample_index=0, num_ids=2, end_every=0):
 
 
 class Simulation:
-    """A scheduler over a cache whose pages are a dict."""
+    """A scheduler over a cache whose pages are a dict.
+
+    With overlap, a step is planned and carried out before the one before it is committed.
+    """
 
     def __init__(
-        self, *, num_pages=64, page_size=4, prefix_cache=True, eviction="lru", end_every=0, **options
+        self,
+        *,
+        num_pages=64,
+        page_size=4,
+        prefix_cache=True,
+        eviction="lru",
+        end_every=0,
+        overlap=False,
+        **options,
     ):
         self.cache = PrefixCache(num_pages, page_size=page_size, is_enabled=prefix_cache, eviction=eviction)
         self.scheduler = Scheduler(self.cache, SchedConfig(**options))
         self.content = {}
         self.end_every = end_every
+        self.overlap = overlap
+        self.launched = None  # a plan and its draws, not committed yet
+        self.num_surplus = 0
         self.num_computed_tokens = 0
         self.arrival = 0
         self.now_s = 0.0
@@ -75,13 +89,42 @@ class Simulation:
 
     def step(self, *, fails=False):
         """Run one step; give its updates."""
+        before, self.launched = self.launched, None
         plan = self.scheduler.plan(self.now_s)
         self.plans.append(plan)
+        updates = []
         if fails:
-            return self.scheduler.fail(plan, DeviceError("injected"))
-        return self.scheduler.commit(plan, self.run(plan))
+            updates += self.scheduler.fail(plan, DeviceError("injected"))
+        elif plan.chunks:
+            self.launched = (plan, self.run(plan, before))
+        if before is not None:
+            updates += self.commit(before)
+            if self.launched is not None:
+                settled = self.scheduler.settle(plan)
+                self.num_surplus += sum(chunk.wants_sample for chunk in plan.chunks)
+                self.num_surplus -= sum(chunk.wants_sample for chunk in settled.chunks)
+                self.launched = (settled, self.launched[1])
+        if not self.overlap and self.launched is not None:
+            launched, self.launched = self.launched, None
+            updates += self.commit(launched)
+        return updates
 
-    def run(self, plan):
+    def commit(self, launched):
+        """Commit a step that was carried out: of its draws, those that count."""
+        plan, draws = launched
+        results = []
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            token_id = draws[sequence] if chunk.wants_sample else None
+            scored = tuple(TokenLogprob(sequence.token_ids[at], -float(at)) for at in chunk.scored)
+            logprob = None
+            if token_id is not None and sequence.sampling.logprobs is not None:
+                logprob = TokenLogprob(token_id, -float(chunk.stop))
+            results.append(ChunkResult(token_id, logprob, scored=scored))
+        return self.scheduler.commit(plan, StepResult(tuple(results)))
+
+    def run(self, plan, before):
+        """Carry out a plan; give its draws. What the host has not seen of the step before is taken from its draws."""
         page_size = self.cache.page_size
         read = [
             [self.content.get((copy.source, offset)) for offset in range(page_size)]
@@ -91,31 +134,31 @@ class Simulation:
             for offset, value in enumerate(values):
                 self.content[(copy.target, offset)] = value
         written = set()
-        results = []
+        draws = {}
         for chunk in plan.chunks:
             sequence = chunk.sequence
+            tokens = list(sequence.token_ids)
+            if chunk.stop > len(tokens):
+                tokens.append(before[1][sequence])
+            assert chunk.stop <= len(tokens)
             for position in range(chunk.start, chunk.stop):
                 slot = (sequence.lease.pages[position // page_size], position % page_size)
                 assert slot not in written, "two tokens in one slot"
                 written.add(slot)
-                self.content[slot] = sequence.token_ids[position]
+                self.content[slot] = tokens[position]
             self.num_computed_tokens += chunk.num_tokens
             seen = [
                 self.content[(sequence.lease.pages[position // page_size], position % page_size)]
                 for position in range(chunk.stop)
             ]
-            token_id = self.sampled(seen, sequence) if chunk.wants_sample else None
-            scored = tuple(TokenLogprob(sequence.token_ids[at], -float(at)) for at in chunk.scored)
-            logprob = None
-            if token_id is not None and sequence.sampling.logprobs is not None:
-                logprob = TokenLogprob(token_id, -float(chunk.stop))
-            results.append(ChunkResult(token_id, logprob, scored=scored))
-        return StepResult(tuple(results))
+            if chunk.wants_sample:
+                draws[sequence] = self.sampled(seen, sequence)
+        return draws
 
     def finish_all(self, *, max_steps=10_000):
         """Run until nothing is left; give how many steps it took."""
         for num_steps in range(max_steps):
-            if self.scheduler.is_idle:
+            if self.scheduler.is_idle and self.launched is None:
                 return num_steps
             self.step()
             self.scheduler.check()

@@ -8,29 +8,45 @@ import numpy as np
 import torch
 
 from radixrt_kernels.gpu.configs import decode_config, extend_config
-from radixrt_kernels.gpu.decode_plan import DeviceDecodePlan, Ints, plan_decode
-from radixrt_kernels.gpu.extend import ExtendPlan, extend, plan_extend
+from radixrt_kernels.gpu.decode_plan import DecodePlan, DeviceDecodePlan, Ints, plan_decode
+from radixrt_kernels.gpu.extend import DeviceExtendPlan, ExtendPlan, extend, plan_extend
 from radixrt_kernels.gpu.tree_decode import tree_decode
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """One step's work items; good for every layer with this sliding window.
+class DeviceBatchPlan:
+    """One step's work items on the device; good for every layer with this sliding window.
 
     Attributes:
-        page_table: [B, P] int32.
+        page_table: [any, any] int32; items name entries of it by their place in memory.
         decode, extend: None when no sequence needs them.
     """
 
     page_table: torch.Tensor
     decode: DeviceDecodePlan | None
+    extend: DeviceExtendPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step's work items on the host; decode and extend are None when no sequence needs them."""
+
+    decode: DecodePlan | None
     extend: ExtendPlan | None
+
+    def to_device(self, page_table: torch.Tensor) -> DeviceBatchPlan:
+        """Copy the items to where the page table, [B, P] int32, is; at most two small transfers."""
+        device = page_table.device
+        return DeviceBatchPlan(
+            page_table,
+            self.decode and self.decode.to_device(device),
+            self.extend and self.extend.to_device(device),
+        )
 
 
 def plan_attention(
-    page_table: torch.Tensor,
+    page_table: Ints,
     *,
-    host_page_table: Ints,
     num_query_tokens: tuple[int, ...],
     num_context_tokens: tuple[int, ...],
     num_heads: int,
@@ -40,21 +56,17 @@ def plan_attention(
     dtype: torch.dtype,
     sliding_window: int | None = None,
 ) -> BatchPlan:
-    """Cut a batch into work items.
+    """Cut a batch into work items. Pure.
 
     Args:
-        page_table, host_page_table: [B, P] int32, the same on the device and on the host.
+        page_table: [B, P] int32, on the host.
         num_query_tokens, num_context_tokens: see reference.paged_attention.
         dtype: of queries, keys and values.
         sliding_window: a token sees this many positions, itself included; None = all.
     Raises:
-        ValueError: counts or shapes do not fit together, or no kernel for this shape.
-    Cost: see plan_decode; at most two small transfers.
+        ValueError: counts do not fit together, or no kernel for this shape.
+    Cost: see plan_decode.
     """
-    if host_page_table.shape != tuple(page_table.shape):
-        raise ValueError(
-            f"host_page_table must have shape {list(page_table.shape)}, got {list(host_page_table.shape)}"
-        )
     num_group_heads = num_heads // num_kv_heads
     news, contexts = np.array(num_query_tokens, np.int64), np.array(num_context_tokens, np.int64)
     starts = np.cumsum(news) - news
@@ -63,7 +75,7 @@ def plan_attention(
     decode = ragged = None
     if len(decoding):
         decode = plan_decode(
-            host_page_table,
+            page_table,
             contexts,
             sequences=decoding,
             page_size=page_size,
@@ -72,7 +84,7 @@ def plan_attention(
             config=decode_config(*shape),
             rows=starts[decoding],
             sliding_window=sliding_window,
-        ).to_device(page_table.device)
+        )
     if len(extending):
         ragged = plan_extend(
             q_start=starts[extending],
@@ -82,16 +94,15 @@ def plan_attention(
             num_columns=page_table.shape[1],
             num_group_heads=num_group_heads,
             config=extend_config(*shape),
-            device=page_table.device,
             sliding_window=sliding_window,
         )
-    return BatchPlan(page_table, decode, ragged)
+    return BatchPlan(decode, ragged)
 
 
 def attend(
     q: torch.Tensor,
     kv_layer: torch.Tensor,
-    plan: BatchPlan,
+    plan: DeviceBatchPlan,
     *,
     scale: float,
     soft_cap: float | None = None,

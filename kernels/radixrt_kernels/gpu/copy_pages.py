@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixrt_kernels.gpu.checks import check_device
+from radixrt_kernels.gpu.checks import check_device, check_tensor
 
 BLOCK_WORDS = 4096
 NUM_WARPS = 8
@@ -39,9 +39,40 @@ def copy_pages(source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple
     Changes: target at the target pages.
     Cost: one launch and one small transfer; a page's bytes are read once and written once.
     """
+    _check_stores(source, target)
+    _check_pairs(pairs, len(source), len(target), source.data_ptr() == target.data_ptr())
+    if pairs:
+        copy_listed_pages(source, target, torch.tensor(pairs, dtype=torch.int32).to(source.device))
+
+
+def copy_listed_pages(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
+    """Copy whole pages of all layers; what copy_pages checks of the pairs holds already.
+
+    Args:
+        pairs: [C, 2] int32 on the device: source page, target page.
+    Raises:
+        ValueError: stores do not match, or pairs are no such tensor.
+    Changes: target at the target pages.
+    Cost: one launch; a page's bytes are read once and written once.
+    """
+    _check_stores(source, target)
+    check_tensor("pairs", pairs, shape=(None, 2), dtypes=(torch.int32,), device=source.device)
+    if not len(pairs):
+        return
+    num_words = source[0].numel() * source.element_size() // WORD_BYTES
+    copy_pages_kernel[(len(pairs), triton.cdiv(num_words, BLOCK_WORDS))](
+        source.view(len(source), -1).view(torch.int32),
+        target.view(len(target), -1).view(torch.int32),
+        pairs,
+        num_words,
+        BLOCK=BLOCK_WORDS,
+        num_warps=NUM_WARPS,
+    )
+
+
+def _check_stores(source: torch.Tensor, target: torch.Tensor) -> None:
     check_device("source", source)
     check_device("target", target, source.device)
-    page_bytes = source[0].numel() * source.element_size()
     if source.shape[1:] != target.shape[1:] or source.dtype != target.dtype:
         raise ValueError(
             f"target must have pages of {list(source.shape[1:])} {source.dtype}, "
@@ -50,21 +81,9 @@ def copy_pages(source: torch.Tensor, target: torch.Tensor, pairs: Sequence[tuple
     for name, store in (("source", source), ("target", target)):
         if not store.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {store.stride()}")
+    page_bytes = source[0].numel() * source.element_size()
     if page_bytes % VECTOR_BYTES:
         raise ValueError(f"a page must be a multiple of {VECTOR_BYTES} bytes, got {page_bytes}")
-    _check_pairs(pairs, len(source), len(target), source.data_ptr() == target.data_ptr())
-    if not pairs:
-        return
-    num_words = page_bytes // WORD_BYTES
-    on_device = torch.tensor(pairs, dtype=torch.int32).to(source.device)
-    copy_pages_kernel[(len(pairs), triton.cdiv(num_words, BLOCK_WORDS))](
-        source.view(len(source), -1).view(torch.int32),
-        target.view(len(target), -1).view(torch.int32),
-        on_device,
-        num_words,
-        BLOCK=BLOCK_WORDS,
-        num_warps=NUM_WARPS,
-    )
 
 
 def _check_pairs(

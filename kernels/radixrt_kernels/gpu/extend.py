@@ -22,7 +22,7 @@ from radixrt_kernels.gpu.checks import (
     needs_upcast,
 )
 from radixrt_kernels.gpu.configs import ExtendConfig, extend_config
-from radixrt_kernels.gpu.decode_plan import AnyInts
+from radixrt_kernels.gpu.decode_plan import AnyInts, Ints
 from radixrt_kernels.gpu.tiles import score_tile, softmax_update, token_offsets
 
 TILE_FIELDS = 5  # where in the flat page table, first row of q, new tokens, context, first row of the tile
@@ -122,8 +122,8 @@ def extend_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class ExtendPlan:
-    """The tiles of one step.
+class DeviceExtendPlan:
+    """The tiles of one step on the device.
 
     Attributes:
         tiles: [I, 5] int32; a tile of 0 new tokens does nothing.
@@ -132,6 +132,18 @@ class ExtendPlan:
 
     tiles: torch.Tensor
     sliding_window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlan:
+    """The tiles of one step on the host; fields as in DeviceExtendPlan."""
+
+    tiles: Ints
+    sliding_window: int | None
+
+    def to_device(self, device: torch.device) -> DeviceExtendPlan:
+        """Copy the tiles to a device."""
+        return DeviceExtendPlan(torch.from_numpy(self.tiles).to(device), self.sliding_window)
 
 
 def plan_extend(
@@ -143,10 +155,9 @@ def plan_extend(
     num_columns: int,
     num_group_heads: int,
     config: ExtendConfig,
-    device: torch.device,
     sliding_window: int | None = None,
 ) -> ExtendPlan:
-    """Cut sequences with new tokens into tiles. Changes nothing; one copy to the device.
+    """Cut sequences with new tokens into tiles. Pure.
 
     Args:
         q_start, num_new, contexts: per sequence its first row of q, new tokens (at least 1), and context (cached
@@ -170,7 +181,7 @@ def plan_extend(
     # The longest first: a tile's work grows with the last position it sees.
     reach = context[of] - news[of] + first_row // num_group_heads
     tiles = tiles[np.argsort(-reach, kind="stable")].astype(np.int32)
-    return ExtendPlan(torch.from_numpy(tiles).to(device), sliding_window)
+    return ExtendPlan(tiles, sliding_window)
 
 
 def extend(
@@ -178,7 +189,7 @@ def extend(
     kv_layer: torch.Tensor,
     *,
     page_table: torch.Tensor,
-    plan: ExtendPlan,
+    plan: DeviceExtendPlan,
     scale: float,
     soft_cap: float | None = None,
     out: torch.Tensor | None = None,

@@ -164,14 +164,19 @@ def copy_variant() -> Variant:
     )
 
 
-def sample_variants() -> Iterator[Variant]:
-    """Give the sampler's two kernels for float32 logits and up to 262,144 tokens. Pure."""
-    floats = ("logits", "adjusted", "chunk_top", "raw_top", "raw_sum")
-    shared = {**dict.fromkeys(floats, "*fp32"), "chunk_best": "*i32", "chunk_sum": "*fp64"}
+def sample_variants(dtype: torch.dtype) -> Iterator[Variant]:
+    """Give the sampler's two kernels for logits of this type and up to 262,144 tokens. Pure."""
+    name, floats = TYPE_NAMES[dtype], ("adjusted", "chunk_top", "raw_top", "raw_sum")
+    shared = {
+        "logits": f"*{name}",
+        **dict.fromkeys(floats, "*fp32"),
+        "chunk_best": "*i32",
+        "chunk_sum": "*fp64",
+    }
     sizes = dict.fromkeys(("stride_logits", "num_columns", "num_tokens", "num_chunks"), "i32")
     tables = ("mask", "mask_rows", "bias_rows", "output_counts", "prompt_bits", "penalty_rows")
     yield Variant(
-        "sample adjust",
+        f"sample adjust {name}",
         sample.adjust_kernel,
         {**shared, **dict.fromkeys(tables, "*i32"), "bias": "*fp32", "numbers": "*fp64", **sizes},
         {"CHUNK": sample.CHUNK, "CHUNKS": sample.BLOCK_CHUNKS},
@@ -182,7 +187,7 @@ def sample_variants() -> Iterator[Variant]:
     )
     for num_chunks in (1024, 2048):
         yield Variant(
-            f"sample draw {num_chunks} chunks",
+            f"sample draw {name} {num_chunks} chunks",
             sample.draw_kernel,
             {
                 **shared,
@@ -190,7 +195,7 @@ def sample_variants() -> Iterator[Variant]:
                 **dict.fromkeys(("ids", "chunk_list", "top_ks"), "*i32"),
                 **dict.fromkeys(("keys", "token_ids"), "*i64"),
                 "numbers": "*fp64",
-                **{name: kind for name, kind in sizes.items() if name != "num_columns"},
+                **{key: kind for key, kind in sizes.items() if key != "num_columns"},
             },
             {
                 "CHUNK": sample.CHUNK,
@@ -212,7 +217,7 @@ def usual_variants() -> Iterator[Variant]:
     yield merge_variant(BF16, 128)
     yield from row_variants(BF16)
     yield copy_variant()
-    yield from sample_variants()
+    yield from sample_variants(BF16)
 
 
 def all_variants() -> Iterator[Variant]:
@@ -229,8 +234,8 @@ def all_variants() -> Iterator[Variant]:
     for dtype in (BF16, FP16, FP32):
         yield from (merge_variant(dtype, head_dim) for head_dim in configs.HEAD_DIMS)
         yield from row_variants(dtype)
+        yield from sample_variants(dtype)
     yield copy_variant()
-    yield from sample_variants()
 
 
 def describe(report: Report) -> str:
