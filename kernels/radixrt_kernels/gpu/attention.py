@@ -39,8 +39,8 @@ class BatchPlan:
         device = page_table.device
         return DeviceBatchPlan(
             page_table,
-            self.decode and self.decode.to_device(device),
-            self.extend and self.extend.to_device(device),
+            None if self.decode is None else self.decode.to_device(device),
+            None if self.extend is None else self.extend.to_device(device),
         )
 
 
