@@ -34,6 +34,7 @@ from frontend_lang.program import Program, program
 from frontend_lang.state import State
 
 _SAMPLE = Sample("ok", (1,), FinishReason.STOP)
+_USAGE = Usage(output_tokens=1)
 
 
 class FreeBackend:
@@ -81,7 +82,7 @@ class FreeBackend:
         if self._delay_s:
             await asyncio.sleep(self._delay_s)
         self.num_running -= 1
-        return GenerationOutput(request.prompt_ids, (_SAMPLE,), Usage(output_tokens=1))
+        return GenerationOutput(request.prompt_ids, (_SAMPLE,), _USAGE)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
         output = await self.generate(request)

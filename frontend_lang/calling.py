@@ -20,7 +20,7 @@ from frontend_lang.backends import (
 )
 from frontend_lang.branch import Branch, ProgramRun
 from frontend_lang.events import CallDone, TextDelta
-from frontend_lang.limits import NO_LIMITS, BudgetExceeded, CallLimits, Retry
+from frontend_lang.limits import BudgetExceeded, CallLimits, Retry
 from frontend_lang.nodes import Call, Step
 from frontend_lang.outcome import summary
 from frontend_lang.trace import CallRecord
@@ -115,7 +115,7 @@ async def send(
     Raises:
         DeadlineExceeded, BudgetExceeded: a limit was reached. Exception: what the backend raised.
     """
-    if run.is_unlimited and run.listener is None and limits == NO_LIMITS:
+    if run.is_unlimited and run.listener is None and limits.is_none:
         return await run.backend.generate(request)
     sending = _Sending(run, _retry(run, limits), on_chunk)
     return await timed(run, limits, lambda: sending.within_budget(request))
@@ -123,7 +123,7 @@ async def send(
 
 async def within(run: ProgramRun, limits: CallLimits, work: Callable[[], Awaitable[T]]) -> T:
     """Do other work of a call within its time, again after transient errors."""
-    if run.is_unlimited and limits == NO_LIMITS:
+    if run.is_unlimited and limits.is_none:
         return await work()
     retry = _retry(run, limits)
     return await timed(run, limits, lambda: _tried(run, retry, work, lambda: False))

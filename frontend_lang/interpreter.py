@@ -110,6 +110,8 @@ def fail(branch: Branch, step: Step, error: Exception) -> None:
 def execute(step: Step, branch: Branch) -> Reply | None:
     """Execute a node that need not wait; None for one that must."""
     transcript, node = branch.transcript, step.node
+    if isinstance(node, Gen):  # the most frequent one that must
+        return None
     num_texts = transcript.num_texts
     match node:
         case Text():

@@ -53,6 +53,11 @@ class CallLimits:
     timeout_s: float | None = None
     retry: Retry | None = None
 
+    @property
+    def is_none(self) -> bool:
+        """Tell whether the call has none of its own."""
+        return self.timeout_s is None and self.retry is None
+
 
 NO_LIMITS = CallLimits()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 from frontend_lang.branch import Nested, ProgramRun
 from frontend_lang.calling import current_call
@@ -17,30 +15,18 @@ def enclosing() -> ProgramRun | None:
     return _enclosing.get()
 
 
-@contextmanager
-def entered(run: ProgramRun) -> Iterator[None]:
-    """Make a run the one that others are started in."""
-    token = _enclosing.set(run)
-    try:
-        yield
-    finally:
-        _enclosing.reset(token)
+def enter(run: ProgramRun) -> Token[ProgramRun | None]:
+    """Make a run the one that others are started in, until `leave`."""
+    return _enclosing.set(run)
 
 
-@contextmanager
-def nested() -> Iterator[Nested | None]:
-    """Note in the enclosing run that another run begins here, and what it ends with; None when there is none."""
-    found = _placed()
-    try:
-        yield found
-    except BaseException as error:
-        if found is not None:
-            found.error = error
-        raise
+def leave(token: Token[ProgramRun | None]) -> None:
+    """Undo `enter`."""
+    _enclosing.reset(token)
 
 
-def _placed() -> Nested | None:
-    """Give the place of a run that begins now.
+def nest() -> Nested | None:
+    """Note in the enclosing run that another run begins here; None when there is none, or it has ended.
 
     A run that a tool starts stands where the call of the tool does. Any other stands behind what was appended so far to
     the State that the program used last; one that a thread of the program's own starts, behind what was done of it.

@@ -36,7 +36,7 @@ from frontend_lang.limits import (
     checked_retry,
     checked_timeout,
 )
-from frontend_lang.nesting import enclosing, entered, nested
+from frontend_lang.nesting import enclosing, enter, leave, nest
 from frontend_lang.outcome import Err, Ok, Outcome
 from frontend_lang.reading import replies
 from frontend_lang.result import ProgramResult
@@ -318,30 +318,36 @@ class Program(Generic[P, R]):
     ) -> ProgramResult[R]:
         recorder = RecordingBackend(self._chosen_backend())
         options = RunOptions(self.sampling, self.clock, self.limits, enclosing(), listener)
-        run = ProgramRun(self.name, recorder, options)
-        with nested() as place:
-            try:
-                with entered(run):
-                    value = await self._within_deadline(run, args, kwargs)
-            except Exception as mistake:
+        place, run = nest(), ProgramRun(self.name, recorder, options)
+        root, token = run.root, enter(run)
+        try:
+            value = await self._within_deadline(run, args, kwargs)
+        except BaseException as mistake:
+            if place is not None:
+                place.error = mistake
+            if isinstance(mistake, Exception):
                 self._add_notes(mistake, run)
-                raise
-            finally:
-                await run.close()
-                seen = see(run, recorder)
-                on_end(seen)
-                if place is not None:
-                    place.seen = seen
-            if run.untold:
-                error = run.untold.pop(0).error()
-                self._add_notes(error, run)
-                raise error
+            raise
+        finally:
+            leave(token)
+            await run.close()
+            seen = see(run, recorder)
+            run.release()
+            on_end(seen)
+            if place is not None:
+                place.seen = seen
+        if run.untold:
+            error = run.untold.pop(0).error()
+            self._add_notes(error, run)
+            if place is not None:
+                place.error = error
+            raise error
         return ProgramResult(
             self.name,
             value,
             seen.calls,
-            run.root.transcript,
-            dict(replies(run.root)),
+            root.transcript,
+            dict(replies(root)),
             seen,
         )
 

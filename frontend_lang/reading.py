@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,11 @@ from frontend_lang.nodes import Call
 from frontend_lang.outcome import Failure
 
 _PASSED = (__name__.partition(".")[0], "contextlib")  # `with state.copy()` comes through it
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_passed(module: object) -> bool:
+    return str(module).partition(".")[0] in _PASSED
 
 
 def variable_of(branch: Branch, name: Key) -> Variable:
@@ -55,7 +61,7 @@ def raise_failure(branch: Branch) -> None:
 def statement_location() -> str:
     """Give "file:line" of the nearest caller outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED:
+    while frame.f_back is not None and _is_passed(frame.f_globals.get("__name__")):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

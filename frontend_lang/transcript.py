@@ -223,12 +223,12 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """Give an independent transcript with the same content."""
-        other = Transcript(self._backend)
-        other._ids, other._pieces, other._segments = list(self._ids), list(self._pieces), list(self._segments)
+        other = Transcript.__new__(Transcript)
+        other.__dict__.update(self.__dict__)
+        other._ids, other._pieces, other._segments = self._ids[:], self._pieces[:], self._segments[:]
+        other._messages = self._messages[:]
         other._num_inherited = len(self._segments)
-        other._messages = list(self._messages)
-        other._open_role, other._role_start = self._open_role, self._role_start
-        other._role_suffix, other._end = self._role_suffix, self._end
+        other.marks = {}
         return other
 
     def _message(self, role: str) -> dict[str, str]:

@@ -47,6 +47,7 @@ async def run_in_greenlet(function: Callable[[], T]) -> T:
             result = worker.throw(error)
         else:
             result = worker.switch(value)
+    worker.gr_context = None  # which holds the worker: without it both are free at once
     return result  # type: ignore[no-any-return]
 
 
