@@ -22,12 +22,10 @@ class Rewind:
 
     Attributes:
         num_kept: leading output tokens that stay.
-        num_forced: how many of them were not sampled.
         closing: tokens that complete the answer at once: a valid one that was found on the way; () to sample anew.
     """
 
     num_kept: int
-    num_forced: int
     closing: tuple[int, ...] = ()
 
 
@@ -66,9 +64,7 @@ class Constraint:
         self._forces = forces
         self.num_retries = 0
         self.banned: dict[int, frozenset[int]] = {}
-        self._decisions: list[
-            tuple[int, int]
-        ] = []  # output tokens, and forced ones among them, at each sample
+        self._decisions: list[int] = []  # output tokens at each sample
 
     @classmethod
     def begin(
@@ -122,10 +118,10 @@ class Constraint:
             return self._close()
         return [token_id, *self.forced(room=room - 1)]
 
-    def decide(self, num_output: int, num_forced: int) -> None:
+    def decide(self, num_output: int) -> None:
         """Note that a token is sampled after so many."""
         if self.judge is not None:
-            self._decisions.append((num_output, num_forced))
+            self._decisions.append(num_output)
 
     def retry(self, output_ids: Seq[int], *, max_tokens: int) -> Rewind:
         """Take a finished answer back that is not valid. Changes: the matcher stands after the tokens kept.
@@ -141,31 +137,31 @@ class Constraint:
             raise GrammarDeadEnd(
                 f"no valid answer was found: {self.num_retries + 1} failed the keywords that masks do not enforce"
             )
-        (num_kept, num_forced), completion = found or (self._decisions[0], None)
+        num_kept, completion = found or (self._decisions[0], None)
         self.is_closed = False
         self.matcher.rollback(len(output_ids) - num_kept)
-        self._decisions = [item for item in self._decisions if item[0] < num_kept]
+        self._decisions = [at for at in self._decisions if at < num_kept]
         self.banned = {at: ids for at, ids in self.banned.items() if at <= num_kept}
         if completion is None:
             completion = self.matcher.closing_run(max_tokens - num_kept, is_quick=True)
         self.closing = completion
         if self.num_retries == MAX_RETRIES:
-            return Rewind(num_kept, num_forced, tuple(self._close()))
+            return Rewind(num_kept, tuple(self._close()))
         self.num_retries += 1
         if num_kept < len(output_ids):
             self.banned[num_kept] = self.banned.get(num_kept, frozenset()) | {output_ids[num_kept]}
-        return Rewind(num_kept, num_forced)
+        return Rewind(num_kept)
 
-    def _last_good(self, output_ids: Seq[int], max_tokens: int) -> tuple[tuple[int, int], list[int]] | None:
+    def _last_good(self, output_ids: Seq[int], max_tokens: int) -> tuple[int, list[int]] | None:
         """Give the latest sample before which a valid completion is known, and that completion."""
         assert self.judge is not None
         for index in _probes(len(self._decisions)):
-            num_kept, _ = self._decisions[index]
+            num_kept = self._decisions[index]
             cursor = self.matcher.fork()
             cursor.rollback(len(output_ids) - num_kept)
             completion = cursor.closing_run(max_tokens - num_kept, is_quick=True)
             if completion is not None and self.judge([*output_ids[:num_kept], *completion]):
-                return self._decisions[index], completion
+                return num_kept, completion
         return None
 
     def forced(self, *, room: int) -> list[int]:

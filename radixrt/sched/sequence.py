@@ -194,7 +194,7 @@ class Sequence:
         within max_tokens gives way to one that does.
         """
         if self.constraint is not None:
-            self.constraint.decide(self.num_output_tokens, self.num_forced)
+            self.constraint.decide(self.num_output_tokens)
         ends = token_id in self.eos_ids or token_id in self.sampling.stop_token_ids
         if ends and self.allows_end:
             return False
