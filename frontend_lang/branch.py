@@ -171,7 +171,7 @@ class ProgramRun:
             if self.has_scopes:
                 await self.backend.settle_scopes()
 
-    def release(self) -> None:
+    def forget_branches(self) -> None:
         """Let go of the branches of a closed run: its memory is free at once then, without a search for cycles."""
         for branch in self.branches:
             branch.task = None

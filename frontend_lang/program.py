@@ -332,7 +332,7 @@ class Program(Generic[P, R]):
             leave(token)
             await run.close()
             seen = see(run, recorder)
-            run.release()
+            run.forget_branches()
             on_end(seen)
             if place is not None:
                 place.seen = seen
