@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from frontend_lang.trace import CallRecord, counts
-from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, pieces
+from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, num_calls, pieces
 from frontend_lang.transcript import Segment
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _item(trace: Trace, item: Item) -> Iterator[str]:
 def _run(trace: Trace) -> Iterator[str]:
     """Give a run inside another one."""
     yield f'<details class="run" data-run="{_safe(trace.program)}" open><summary><b>run {_safe(trace.program)}</b>'
-    yield f'<span class="count">{len(trace.calls)} calls</span>'
+    yield f'<span class="count">{num_calls(trace)}</span>'
     for name, count in counts(trace.calls):
         yield f'<span class="count" data-count="{name}">{name} {_told(count)}</span>'
     yield "</summary>"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from frontend_lang.trace import CallRecord, counts
-from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, pieces
+from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, num_calls, pieces
 
 if TYPE_CHECKING:
     from frontend_lang.traces.model import Trace, TracedBranch
@@ -21,8 +21,7 @@ def as_text(trace: Trace) -> str:
 
 
 def _run(trace: Trace) -> Iterator[str]:
-    num_calls = f"{len(trace.calls)} call{'' if len(trace.calls) == 1 else 's'}"
-    yield f"{trace.program}: {num_calls}, {_counts(trace.calls)}"
+    yield f"{trace.program}: {num_calls(trace)}, {_counts(trace.calls)}"
     yield from _branch(trace, trace.branch(), "")
     if trace.error is not None:
         yield f"failed: {_short(trace.error)}"

@@ -63,6 +63,11 @@ def pieces(call: CallRecord) -> list[Written]:
     return [piece for piece in found if piece.text] or [Written("", is_forced=False)]
 
 
+def num_calls(trace: Trace) -> str:
+    """Give how many calls a run made, in words. Pure."""
+    return f"{len(trace.calls)} call{'' if len(trace.calls) == 1 else 's'}"
+
+
 def items(trace: Trace, branch: TracedBranch) -> list[Item]:
     """Give what a branch holds, in order. Pure."""
     return list(_merged(_items(trace, branch)))
