@@ -40,7 +40,7 @@ class GenerateBody(CallBody):
         logprob_start: first prompt position whose logprob is wanted, with prompt_logprobs.
         scope: an open scope of /scopes that keeps this request's prefix.
         scope_ttl_s: with it `scope` may be any name: a scope that is not open is opened under it, to end so long after
-            its last use, or after the server's max_retention_s if that is less.
+            its last use, or after the server's max_retention_s if that is less. A name that was closed keeps nothing more.
         closed_scopes: scopes to close first, as /scopes/close does.
         is_resumable: a stream that can be read on from any position under its id, also after a broken connection.
     """

@@ -11,6 +11,7 @@ from radixrt.errors import InvalidRequest
 from radixrt.loop import Scope
 
 MAX_SCOPES_PER_TENANT = 256
+MAX_CLOSED_PER_TENANT = 4096  # names of closed scopes that are remembered
 
 
 @dataclass(slots=True)
@@ -26,12 +27,15 @@ class OpenScopes:
     Invariant: at most MAX_SCOPES_PER_TENANT per tenant, least recently used first; the one used longest ago is closed for
     a new one. A tenant's names mean nothing to another. A scope ends by itself in the engine when its lifetime has passed
     since its last use; here it is then forgotten.
+    A name that its client closed is not opened again by a request that was sent before and comes after: names are for
+    one use. The latest MAX_CLOSED_PER_TENANT of them are remembered.
     """
 
     def __init__(self, open_scope: Callable[[float], Scope], *, clock: Callable[[], float]) -> None:
         self._open_scope = open_scope
         self._clock = clock
         self._scopes: dict[str, OrderedDict[str, _Opened]] = {}
+        self._closed: dict[str, OrderedDict[str, None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._scopes.values()))
@@ -42,8 +46,8 @@ class OpenScopes:
         self._add(tenant, name, ttl_s)
         return name
 
-    def scope_id(self, tenant: str, name: str, *, ttl_s: float | None = None) -> int:
-        """Give the engine's id of a scope.
+    def scope_id(self, tenant: str, name: str, *, ttl_s: float | None = None) -> int | None:
+        """Give the engine's id of a scope; None when its client has closed it, and a lifetime was given.
 
         Args:
             ttl_s: lifetime with which to open it under this name, if it is not open.
@@ -53,7 +57,7 @@ class OpenScopes:
         mine = self._scopes.get(tenant, OrderedDict())
         found = mine.get(name)
         if found is not None and self._clock() - found.last_used_s > found.ttl_s:
-            self.close(tenant, [name])
+            mine.pop(name).scope.close()
             found = None
         if found is None and ttl_s is None:
             raise InvalidRequest(
@@ -61,6 +65,8 @@ class OpenScopes:
                 parameter="scope",
                 value=name,
             )
+        if found is None and name in self._closed.get(tenant, ()):
+            return None
         if found is None:
             found = self._add(tenant, name, ttl_s or 0.0)
         found.last_used_s = self._clock()
@@ -69,7 +75,15 @@ class OpenScopes:
 
     def close(self, tenant: str, names: Sequence[str]) -> int:
         """Close scopes; tell how many were there."""
-        mine = self._scopes.get(tenant, OrderedDict())
+        mine, remembered = (
+            self._scopes.get(tenant, OrderedDict()),
+            self._closed.setdefault(tenant, OrderedDict()),
+        )
+        for name in names:
+            remembered[name] = None
+            remembered.move_to_end(name)
+        while len(remembered) > MAX_CLOSED_PER_TENANT:
+            remembered.popitem(last=False)
         closed = [mine.pop(name) for name in dict.fromkeys(names) if name in mine]
         for opened in closed:
             opened.scope.close()

@@ -7,9 +7,7 @@ import time
 import pytest
 
 from frontend_lang import HttpBackend, ProgramError, RemoteUnavailable, gen, program
-from frontend_lang.backends.remote import Remote
 from frontend_lang.backends.remote_scopes import RemoteScopes
-from frontend_lang.waiting import block_on
 from radixrt import Engine
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
@@ -31,8 +29,13 @@ def engine(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(engine):
-    with listening(create_app(engine, ServerConfig())) as (_, url):
+def app(engine):
+    return create_app(engine, ServerConfig())
+
+
+@pytest.fixture(scope="module")
+def url(app):
+    with listening(app) as (_, url):
         yield url
 
 
@@ -123,14 +126,14 @@ def test_many_programs_at_once_leave_none(backend, engine):
     assert all(outcome.unwrap() for outcome in outcomes)
 
 
-def test_a_scope_that_the_server_has_forgotten_fails_no_call(backend, engine, url):
+def test_a_scope_that_the_server_has_forgotten_is_opened_again(backend, engine, app):
     @program
     def long(s):
         s += "a" + gen("a", max_tokens=2)
         s.text()
-        names = [f"{backend._scopes._prefix}_{number}" for number in backend._scopes._named]
-        other = Remote(url)
-        block_on(lambda: other.post("/scopes/close", {"scopes": names}))
+        for scopes in app.state.service.scopes._scopes.values():
+            while scopes:
+                scopes.popitem()[1].scope.close()
         assert num_open(engine)[0] == 0
         s += "b" + gen("b", max_tokens=2)
         s.text()

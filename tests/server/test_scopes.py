@@ -10,7 +10,7 @@ import pytest
 
 from radixrt.engine import Engine
 from radixrt.errors import InvalidRequest
-from radixrt.server.scopes import MAX_SCOPES_PER_TENANT, OpenScopes
+from radixrt.server.scopes import MAX_CLOSED_PER_TENANT, MAX_SCOPES_PER_TENANT, OpenScopes
 from tests.support.asking import post, run
 
 GREEDY = {"max_tokens": 2, "temperature": 0}
@@ -53,9 +53,18 @@ def test_a_request_opens_the_scope_it_names_and_the_next_one_uses_it(engine):
         assert engine.stats().cache.num_held_pages > 0
         assert (await close(http, "mine", "other", "mine")).json() == {"num_closed": 1}
         assert (num_scopes(engine), engine.stats().cache.num_held_pages) == (0, 0)
-        again = await http.post("/generate", json=asked("mine"))  # it was closed: opened anew
-        assert again.status_code == 200
-        assert (await close(http, "mine")).json() == {"num_closed": 1}
+        late = await http.post("/generate", json=asked("mine"))  # sent before it was closed, perhaps
+        assert late.status_code == 200
+        assert (num_scopes(engine), engine.stats().cache.num_held_pages) == (0, 0)
+
+    run(engine, work)
+
+
+def test_a_scope_that_is_closed_before_its_first_request_comes_is_not_opened_by_it(engine):
+    async def work(http):
+        await close(http, "overtaken")
+        assert (await http.post("/generate", json=asked("overtaken"))).status_code == 200
+        assert num_scopes(engine) == 0
 
     run(engine, work)
 
@@ -81,16 +90,17 @@ def test_a_name_is_nobody_elses(engine):
             "/generate", json={"prompt": "x", **GREEDY, "scope": "shared"}, headers=KEY_2
         )
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "scope")
-        assert (await close(http, "shared", headers=KEY_2)).json() == {"num_closed": 0}
-        assert (await http.delete("/scopes/shared", headers=KEY_2)).json()["was_open"] is False
-        await http.post(
-            "/generate", json={"prompt": "x", **GREEDY, "closed_scopes": ["shared"]}, headers=KEY_2
-        )
-        assert (num_scopes(engine), engine.stats().cache.num_held_pages) == (1, held)
         await http.post("/generate", json=asked("shared"), headers=KEY_2)  # its own of that name
         assert num_scopes(engine) == 2
         assert (await close(http, "shared", headers=KEY_2)).json() == {"num_closed": 1}
         assert (num_scopes(engine), engine.stats().cache.num_held_pages) == (1, held)
+        assert (await close(http, "shared", headers=KEY_2)).json() == {"num_closed": 0}
+        assert (await http.delete("/scopes/shared", headers=KEY_2)).json()["was_open"] is False
+        body = {"prompt": "x", **GREEDY, "closed_scopes": ["shared"]}
+        await http.post("/generate", json=body, headers=KEY_2)
+        assert (num_scopes(engine), engine.stats().cache.num_held_pages) == (1, held)
+        await http.post("/generate", json=asked("shared"), headers=KEY_1)  # what another closed is open here
+        assert num_scopes(engine) == 1
         assert (await close(http, "shared", headers=KEY_1)).json() == {"num_closed": 1}
 
     run(engine, work, **TWO_KEYS)
@@ -180,7 +190,7 @@ def test_a_scope_that_ran_out_is_forgotten():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_open_here_is_open_in_the_engine_whatever_is_asked(seed):
-    chance, now = random.Random(seed), [0.0]
+    chance, now, most = random.Random(seed), [0.0], 0
     scopes, alive = table(lambda: now[0])
     names = [f"n{number}" for number in range(400)]
     for _ in range(3000):
@@ -192,9 +202,20 @@ def test_what_is_open_here_is_open_in_the_engine_whatever_is_asked(seed):
             case 1:
                 scopes.scope_id(tenant, chance.choice(names), ttl_s=chance.uniform(1, 500))
             case 2:
-                scopes.close(tenant, chance.sample(names, 2))
+                scopes.close(tenant, closed := chance.sample(names, 2))
+                assert [scopes.scope_id(tenant, name, ttl_s=5) for name in closed] == [None, None]
+                names.extend(f"m{len(names)}" for _ in range(2))
             case 3:
                 with suppress(InvalidRequest):
                     scopes.scope_id(tenant, chance.choice(names))
         assert len(scopes) == len(alive) <= 2 * MAX_SCOPES_PER_TENANT
-    assert len(scopes) > MAX_SCOPES_PER_TENANT / 2
+        most = max(most, len(scopes))
+    assert most > MAX_SCOPES_PER_TENANT / 2
+
+
+def test_the_names_of_closed_scopes_are_bounded_and_the_oldest_are_forgotten_first():
+    scopes, alive = table(lambda: 0.0)
+    scopes.close("a", [f"n{number}" for number in range(MAX_CLOSED_PER_TENANT + 1)])
+    assert scopes.scope_id("a", "n1", ttl_s=5) is None
+    assert scopes.scope_id("a", "n0", ttl_s=5) in alive
+    assert scopes.scope_id("b", "n1", ttl_s=5) in alive
