@@ -95,6 +95,8 @@ class CompileWorkers:
                 return self._quick.prepare(spec, marks)
             except (_OutOfTime, _NoAnswer):
                 pass  # it looked smaller than it is
+            finally:
+                self._quick.warm()  # if it had to die: the next one finds another ready
         try:
             return self._patient.prepare(spec, marks)
         except _OutOfTime as error:
@@ -236,8 +238,6 @@ class CompileWorker:
                 found: dict[str, Any] = json.loads(line)
                 return found
             end = self._ended()
-            if not self._is_closed:
-                self._start()  # so that it is ready for the next one
             if not end.was_killed:
                 break
         return end
