@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -120,6 +121,20 @@ def test_what_a_worker_hands_over_is_what_this_process_would_find(workers: Compi
     one, other = compile_for(spec, VOCABULARY, CONFIG), build(spec, there, VOCABULARY)
     assert masks(one) == masks(other)
     assert one.report == other.report
+
+
+def test_nothing_is_read_in_the_process_that_generates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_here(*_: object) -> None:
+        raise AssertionError("read in this process")
+
+    monkeypatch.setattr(sys.modules["radixrt.grammar.compile"], "_prepared", read_here)
+    with pytest.raises(AssertionError, match="read in this process"):
+        compile_for(FINE, VOCABULARY, CONFIG)
+    cache = GrammarCache(TOKENIZER)
+    for spec in SPECS.values():
+        grammar = cache.get(spec)
+        assert grammar.start().closing_run(100) is not None or spec == SPECS["ambiguous lark"]
+    cache.close()
 
 
 def test_control_tokens_keep_their_ids_on_the_way() -> None:
