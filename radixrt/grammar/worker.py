@@ -134,6 +134,10 @@ class _End:
     def was_killed(self) -> bool:
         return self.status == -signal.SIGKILL
 
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.status == MEMORY_STATUS or _OUT_OF_MEMORY in self.last_words
+
 
 class CompileWorker:
     """One worker process: started when first needed, used by one caller at a time, started anew after a death.
@@ -150,6 +154,7 @@ class CompileWorker:
         self._words: IO[bytes] | None = None  # its standard error
         self._end: weakref.finalize[Any, Any] | None = None  # ends the process, once
         self._is_ready = False
+        self._is_new = True  # it has given no answer yet
         self._is_closed = False
 
     @property
@@ -206,7 +211,7 @@ class CompileWorker:
             return _OutOfTime(
                 f"the constraint needs more than {self._max_ms} ms (max_grammar_compile_ms) to compile"
             )
-        if end.status == MEMORY_STATUS or _OUT_OF_MEMORY in end.last_words:
+        if end.is_out_of_memory:
             return GrammarTooCostly(
                 f"the constraint needs more than {self._config.max_grammar_memory_bytes} bytes "
                 "(max_grammar_memory_bytes) to compile",
@@ -224,21 +229,26 @@ class CompileWorker:
         return EngineError(f"the process that reads constraints failed (status {end.status}): {line[:200]}")
 
     def _ask(self, request: bytes) -> dict[str, Any] | _End:
-        """Send one request and wait for the answer; once more if the process was dead, or is killed by others."""
+        """Send one request and wait for the answer.
+
+        Once more if the process was dead, or is killed by others, or runs out of memory that may be its past's.
+        """
         end = _End(-signal.SIGKILL, b"")
         for _ in range(2):
             self._start()
             self._await_ready()
+            is_new = self._is_new
             try:
                 line = self._exchange(request)
             except BaseException:  # Ctrl-C: an answer that nobody read must not become the next one's
                 self._stop()
                 raise
             if line:
+                self._is_new = False
                 found: dict[str, Any] = json.loads(line)
                 return found
             end = self._ended()
-            if not end.was_killed:
+            if not (end.was_killed or (end.is_out_of_memory and not is_new)):
                 break
         return end
 
@@ -293,7 +303,7 @@ class CompileWorker:
         self._is_ready = True
 
     def _stop(self) -> None:
-        self._process, self._words, self._is_ready = None, None, False
+        self._process, self._words, self._is_ready, self._is_new = None, None, False, True
         if self._end is not None:
             self._end()
 

@@ -43,7 +43,12 @@ class Engine:
     def __getattr__(self, name):
         return getattr(real, name)
 
+    num_read = 0
+
     def grammar_from_json_schema(self, text, **options):
+        self.num_read += 1
+        if "please be full when old" in text and self.num_read > 2:  # it has read one before it was ready
+            raise MemoryError
         if "please abort" in text:
             os.abort()
         if "please leave the bounds" in text:
@@ -185,6 +190,13 @@ def test_an_accident_is_told_as_what_it_was_and_the_next_one_is_served(
         accidents.prepare(titled(title))
     assert type(caught.value) is error
     assert accidents.prepare(FINE).grammar
+
+
+def test_memory_that_others_took_is_not_blamed_on_a_constraint(accidents: CompileWorkers) -> None:
+    accidents.prepare(FINE)
+    first = accidents._quick.process_id
+    assert accidents.prepare(titled("please be full when old")).grammar
+    assert accidents._quick.process_id not in (None, first)
 
 
 def test_a_crash_costs_one_constraint_and_is_remembered(
