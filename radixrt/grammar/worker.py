@@ -35,6 +35,7 @@ _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
 _MAX_START_S = 60.0
 _MAX_END_S = 0.2
 _CHUNK_BYTES = 1 << 16
+_FROM_OTHERS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)  # no process sends these to itself
 _OUT_OF_MEMORY = b"memory allocation of"  # an engine's last words
 
 _MAX_PLAIN_CHARACTERS = 20_000
@@ -132,7 +133,7 @@ class _End:
 
     @property
     def was_killed(self) -> bool:
-        return self.status == -signal.SIGKILL
+        return self.status in _FROM_OTHERS
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -225,8 +226,12 @@ class CompileWorker:
                 f"the constraint is not supported: the grammar engine ends its process on it ({name})",
                 parameter="grammar",
             )
-        line = end.last_words.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return EngineError(f"the process that reads constraints failed (status {end.status}): {line[:200]}")
+        words = end.last_words.decode("utf-8", "replace").strip()
+        name = words.rpartition("\n")[2].partition(":")[0]
+        reason = name if name.isidentifier() else f"status {end.status}"
+        error = EngineError(f"the process that reads constraints failed ({reason})")
+        error.__cause__ = EngineError(words)  # not for clients: it holds paths
+        return error
 
     def _ask(self, request: bytes) -> dict[str, Any] | _End:
         """Send one request and wait for the answer.

@@ -178,7 +178,7 @@ def test_a_judge_from_a_worker_follows_the_draft_of_the_schema() -> None:
         ("please leave the bounds", UnsupportedGrammar, r"ends its process on it \(SIGSEGV\)"),
         ("please ask for all memory", GrammarTooCostly, "max_grammar_memory_bytes"),
         ("please be killed", EngineError, "killed twice"),
-        ("please stumble", EngineError, r"failed \(status 1\): KeyError: 'stumbled'"),
+        ("please stumble", EngineError, r"failed \(KeyError\)$"),
         ("please sleep", EngineError, "too busy"),
     ],
 )
