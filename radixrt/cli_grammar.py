@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from radixrt.errors import InvalidRequest, RequestError, first_line
+from radixrt.errors import InvalidRequest, RequestError, first_line, suggest
 
 grammar_app = typer.Typer(no_args_is_help=True, help="Try a constraint without a model.")
 console = Console(highlight=False)
@@ -38,7 +38,8 @@ def check(
         typer.echo(json.dumps(found)) if as_json else _say(f"refused: {error}")
         raise typer.Exit(1) from None
     keywords = dict(grammar.report.keywords)
-    found = {"supported": True, "engine": grammar.report.engine, "keywords": keywords}
+    warnings = [_warning(place) for place in grammar.report.unknown]
+    found = {"supported": True, "engine": grammar.report.engine, "keywords": keywords, "warnings": warnings}
     if instance is not None:
         is_json = _kind(schema) == "json_schema"
         text = _compact(_read(instance)) if is_json else _read(instance)
@@ -47,8 +48,11 @@ def check(
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
+        width = max(10, *map(len, keywords.values()))
         for pointer, enforcement in keywords.items():
-            _say(f"{enforcement:<10} {pointer or '(all of it)'}")
+            _say(f"{enforcement:<{width}} {pointer or '(all of it)'}")
+        for warning in warnings:
+            _say(f"warning: {warning}")
         if instance is not None:
             _say(f"the value is {'valid' if found['valid'] else 'not valid'}, and masks {'allow' if found['accepted'] else 'do not allow'} it")  # fmt: skip
     if instance is not None and not (found["accepted"] and found["valid"]):
@@ -118,6 +122,14 @@ def bench_grammar(
 
     measured = measure(data, limit=limit, only=only or ())
     typer.echo(json.dumps(measured) if as_json else report(measured))
+
+
+def _warning(place: str) -> str:
+    """Say that a keyword may be a misspelt one."""
+    from radixrt.grammar.schema.keywords import KNOWN
+
+    name = place.rpartition("/")[2].replace("~1", "/").replace("~0", "~")
+    return f"no draft knows the keyword {json.dumps(name)} at {place}: it constrains nothing.{suggest(name, KNOWN)}"
 
 
 def _say(text: str) -> None:

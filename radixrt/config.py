@@ -122,10 +122,10 @@ class GrammarConfig:
         20_000, "characters of a regular expression once its repeats are written out", low=1, high=1 << 20
     )
     max_grammar_compile_ms: int = option(
-        5_000, "CPU milliseconds to try out a constraint that is not plainly small", low=1, high=600_000
+        5_000, "CPU milliseconds that reading one constraint may take", low=1, high=600_000
     )
     max_grammar_memory_bytes: int = option(
-        1 << 30, "memory to try out a constraint that is not plainly small", low=1 << 24, high=1 << 40
+        1 << 30, "memory in bytes that reading one constraint may take", low=1 << 24, high=1 << 40
     )
 
 

@@ -104,9 +104,7 @@ class GrammarCache:
         try:
             check_size(spec, self._config)
             self._workers.warm()
-            assert (
-                self.vocabulary.llguidance_tokenizer is not None
-            )  # the first time: built while the process starts
+            _ = self.vocabulary.llguidance_tokenizer  # the first time it is built while the process starts
             prepared = self._workers.prepare(spec, marks_of(spec, self.vocabulary))
             entry.set_result(build(spec, prepared, self.vocabulary))
         except RequestError as error:

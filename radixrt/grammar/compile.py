@@ -31,7 +31,7 @@ DEFAULT_LIMITS = GrammarConfig()
 # Above these bounds a regular expression goes to llguidance, which builds its automaton as it goes. Classes of all
 # of Unicode take hundreds of byte states a character, so they count against the lower one.
 MAX_DFA_STATES = 2048 + 512
-MAX_UNICODE_DFA_STATES = 64
+MAX_UNICODE_DFA_STATES = 16
 _MAX_ENDER_CHARACTERS = 32
 _UNICODE_CLASS = re.compile(r"\\[wWDSpP]")
 

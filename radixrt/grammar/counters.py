@@ -15,7 +15,7 @@ class CompileStats:
     Attributes:
         num_cached: constraints that were there already, refused ones included.
         num_compiled, num_refused: that were not: taken, and refused.
-        compile_s: times of the compilations, trying out in the worker process included.
+        compile_s: times of the compilations as who waited saw them, the worker process included.
         num_bytes, num_entries: what is held now.
     """
 

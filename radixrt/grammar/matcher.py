@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from radixrt.constraints import GrammarSpec
 
 MaskRow = NDArray[np.int32]
-Enforcement = Literal["mask", "checked", "annotation"]
+Enforcement = Literal["mask", "checked", "annotation", "annotation (unknown)"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,10 @@ class EnforcementReport:
 
     Attributes:
         keywords: JSON Pointer -> "mask" (every answer obeys it), "checked" (the finished value is validated: only
-            with on_unsupported="check") or "annotation" (no constraint by its definition: titles, unknown
-            keywords, unknown formats). Any other keyword is refused at compilation, so it is never here. The
-            pointer "" stands for a constraint that is not a schema.
+            with on_unsupported="check"), "annotation" (no constraint by its definition: titles, unknown formats) or
+            "annotation (unknown)": a word that no draft knows, which the standard takes for an annotation, too,
+            though it may be a misspelt constraint. Any other keyword is refused at compilation, so it is never
+            here. The pointer "" stands for a constraint that is not a schema.
         engine: which engine computes the masks.
     """
 
@@ -35,6 +36,11 @@ class EnforcementReport:
     def checked(self) -> list[str]:
         """Give the keywords that masks do not enforce."""
         return [place for place, how in self.keywords.items() if how == "checked"]
+
+    @property
+    def unknown(self) -> list[str]:
+        """Give the keywords that no draft knows."""
+        return [place for place, how in self.keywords.items() if how == "annotation (unknown)"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,9 @@ class Prepared:
 def _automaton_as_json(automaton: ByteDFA) -> dict[str, Any]:
     return {
         "start": automaton.start,
-        "edge_keys": _encoded(automaton.edge_keys.astype("<i8")),
-        "edge_targets": _encoded(automaton.edge_targets.astype("<i8")),
+        # 32 bits hold state * 256 + byte: a constraint of at most 2**20 characters has fewer than 2**23 states.
+        "edge_keys": _encoded(automaton.edge_keys.astype("<i4", casting="same_kind")),
+        "edge_targets": _encoded(automaton.edge_targets.astype("<i4", casting="same_kind")),
         "accepting": _encoded(automaton.accepting),
     }
 
@@ -103,8 +104,8 @@ def _automaton_as_json(automaton: ByteDFA) -> dict[str, Any]:
 def _automaton_from_json(data: Mapping[str, Any]) -> ByteDFA:
     return ByteDFA(
         data["start"],
-        _decoded(data["edge_keys"], "<i8"),
-        _decoded(data["edge_targets"], "<i8"),
+        _decoded(data["edge_keys"], "<i4").astype(np.int64),
+        _decoded(data["edge_targets"], "<i4").astype(np.int64),
         _decoded(data["accepting"], np.bool_),
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = 0
+NO_NODE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class TokenTrie:
         token_start: [N + 1] int64; the tokens that end at n are token_ids[token_start[n] : token_start[n + 1]].
         token_ids: [num tokens] int64.
         parent: [N] int32, -1 for the root.
+        child_keys: [N - 1] int64, ascending: parent * 256 + byte of every node but the root.
         level_start: first node of each level, and N: nodes are numbered level by level.
     """
 
@@ -29,6 +31,7 @@ class TokenTrie:
     token_start: NDArray[np.int64]
     token_ids: NDArray[np.int64]
     parent: NDArray[np.int32]
+    child_keys: NDArray[np.int64]
     level_start: tuple[int, ...]
 
     @classmethod
@@ -58,14 +61,24 @@ class TokenTrie:
         tokens = np.flatnonzero(lengths > 0)
         order = np.argsort(node[tokens], kind="stable")
         token_start = np.searchsorted(node[tokens][order], np.arange(num_nodes + 1)).astype(np.int64)
+        node_byte = np.concatenate(bytes_of)
         return cls(
-            np.concatenate(bytes_of),
+            node_byte,
             child_start,
             token_start,
             tokens[order].astype(np.int64),
             parent.astype(np.int32),
+            parent[1:] * 256 + node_byte[1:],
             tuple(level_start),
         )
+
+    def children_of(self, nodes: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give the child of each node by each byte, NO_NODE where there is none. Pure."""
+        if self.num_nodes == 1:
+            return np.full(nodes.shape, NO_NODE, dtype=np.int64)
+        keys = nodes * 256 + values
+        positions = np.minimum(self.child_keys.searchsorted(keys), self.num_nodes - 2)
+        return np.where(self.child_keys[positions] == keys, positions + 1, NO_NODE)
 
     def find(self, data: bytes) -> int | None:
         """Give the node of a byte string, None when no token begins with it."""

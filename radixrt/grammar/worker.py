@@ -35,6 +35,7 @@ _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
 _MAX_START_S = 60.0
 _MAX_END_S = 0.2
 _CHUNK_BYTES = 1 << 16
+_FROM_OTHERS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)  # no process sends these to itself
 _OUT_OF_MEMORY = b"memory allocation of"  # an engine's last words
 
 _MAX_PLAIN_CHARACTERS = 20_000
@@ -95,6 +96,8 @@ class CompileWorkers:
                 return self._quick.prepare(spec, marks)
             except (_OutOfTime, _NoAnswer):
                 pass  # it looked smaller than it is
+            finally:
+                self._quick.warm()  # if it had to die: the next one finds another ready
         try:
             return self._patient.prepare(spec, marks)
         except _OutOfTime as error:
@@ -130,7 +133,11 @@ class _End:
 
     @property
     def was_killed(self) -> bool:
-        return self.status == -signal.SIGKILL
+        return self.status in _FROM_OTHERS
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.status == MEMORY_STATUS or _OUT_OF_MEMORY in self.last_words
 
 
 class CompileWorker:
@@ -148,6 +155,7 @@ class CompileWorker:
         self._words: IO[bytes] | None = None  # its standard error
         self._end: weakref.finalize[Any, Any] | None = None  # ends the process, once
         self._is_ready = False
+        self._is_new = True  # it has given no answer yet
         self._is_closed = False
 
     @property
@@ -204,7 +212,7 @@ class CompileWorker:
             return _OutOfTime(
                 f"the constraint needs more than {self._max_ms} ms (max_grammar_compile_ms) to compile"
             )
-        if end.status == MEMORY_STATUS or _OUT_OF_MEMORY in end.last_words:
+        if end.is_out_of_memory:
             return GrammarTooCostly(
                 f"the constraint needs more than {self._config.max_grammar_memory_bytes} bytes "
                 "(max_grammar_memory_bytes) to compile",
@@ -218,27 +226,34 @@ class CompileWorker:
                 f"the constraint is not supported: the grammar engine ends its process on it ({name})",
                 parameter="grammar",
             )
-        line = end.last_words.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return EngineError(f"the process that reads constraints failed (status {end.status}): {line[:200]}")
+        words = end.last_words.decode("utf-8", "replace").strip()
+        name = words.rpartition("\n")[2].partition(":")[0]
+        reason = name if name.isidentifier() else f"status {end.status}"
+        error = EngineError(f"the process that reads constraints failed ({reason})")
+        error.__cause__ = EngineError(words)  # not for clients: it holds paths
+        return error
 
     def _ask(self, request: bytes) -> dict[str, Any] | _End:
-        """Send one request and wait for the answer; once more if the process was dead, or is killed by others."""
+        """Send one request and wait for the answer.
+
+        Once more if the process was dead, or is killed by others, or runs out of memory that may be its past's.
+        """
         end = _End(-signal.SIGKILL, b"")
         for _ in range(2):
             self._start()
             self._await_ready()
+            is_new = self._is_new
             try:
                 line = self._exchange(request)
             except BaseException:  # Ctrl-C: an answer that nobody read must not become the next one's
                 self._stop()
                 raise
             if line:
+                self._is_new = False
                 found: dict[str, Any] = json.loads(line)
                 return found
             end = self._ended()
-            if not self._is_closed:
-                self._start()  # so that it is ready for the next one
-            if not end.was_killed:
+            if not (end.was_killed or (end.is_out_of_memory and not is_new)):
                 break
         return end
 
@@ -293,7 +308,7 @@ class CompileWorker:
         self._is_ready = True
 
     def _stop(self) -> None:
-        self._process, self._words, self._is_ready = None, None, False
+        self._process, self._words, self._is_ready, self._is_new = None, None, False, True
         if self._end is not None:
             self._end()
 

@@ -121,6 +121,16 @@ def test_check_names_what_is_refused(tmp_path: Path) -> None:
     assert json.loads(found.output)["parameter"] == "/uniqueItems"
 
 
+def test_check_warns_of_words_that_no_draft_knows(tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps({"properties": {"a/b": {"minimun": 3, "x-order": 1}}}), encoding="utf-8")
+    found = CliRunner().invoke(grammar_app, ["check", str(path), "--json"])
+    [warning] = json.loads(found.output)["warnings"]
+    assert '"minimun" at /properties/a~1b/minimun' in warning
+    assert 'Did you mean "minimum"?' in warning
+    assert "warning: no draft knows" in CliRunner().invoke(grammar_app, ["check", str(path)]).output
+
+
 def test_check_mode_judges_the_value(tmp_path: Path) -> None:
     schema, twice = tmp_path / "schema.json", tmp_path / "twice.json"
     schema.write_text(json.dumps(SCHEMAS[2]), encoding="utf-8")

@@ -249,6 +249,10 @@ def test_many_items_are_told_apart_in_time() -> None:
         ("^[[:alpha:]](?<=a)$", UnsupportedGrammar),
         ("a" * 200_000 + "(?=b)", GrammarTooCostly),
         ("[" * 19_000, UnsupportedGrammar),
+        (r"\Aa(?<=a)", UnsupportedGrammar),
+        (r"(?x) a(?<=a)", UnsupportedGrammar),
+        (r"a{,3}(?<=a)", UnsupportedGrammar),
+        (r"[]a](?<=a)", UnsupportedGrammar),
     ],
 )
 @pytest.mark.parametrize("place", ["/pattern", "/not/pattern", "/patternProperties"])
@@ -271,6 +275,57 @@ def test_a_pattern_that_cannot_be_judged_is_refused_at_once(
 )
 def test_other_patterns_are_still_judged(pattern: str) -> None:
     assert compiled({"pattern": pattern}).report.checked == ["/pattern"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            r"^\d$",
+            r"^\D$",
+            r"^\w$",
+            r"^\W$",
+            r"^\s$",
+            r"^\S$",
+            r"^.$",
+            "^a$",
+            "^a",
+            "a$",
+            r"^[\d]$",
+            r"^[^\d]$",
+        ),
+        *(r"^[\w.]$", r"^[^\w]$", r"^[\D]$", r"^[\W]$", r"^[\s\d]$", r"^\p{L}$", r"^\u0061\x62?$", r"^\$?$"),
+    ],
+)
+def test_the_judge_reads_patterns_as_masks_do(pattern: str) -> None:
+    signs = "a1!_- $é٣²\u00a0\ufeff\u2028\u3000\u200b\x1c\x85\t\n\r\x0b日🙂ſK"
+    schema = {"type": "string", "pattern": pattern}
+    grammar = compiled(schema)
+    assert not grammar.report.checked
+    validator = SchemaValidator.build(schema)
+    for text in ("", *signs, "a\n", "ab", "\na", "1\n"):
+        value = json.dumps(text, ensure_ascii=False)
+        assert validator.judge(value) == mask_allows(grammar, value), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\d+$(?<!x)", ["1"], ["٣", "1\n", ""]),
+        (r"^(?<!x)[\w-z]+$", ["a-z", "_"], ["é", "a\n"]),
+        (r"^(?<!x)[+-\d]$", ["+", "-", "7"], [",", "٣"]),
+        (r"\bé\b(?<!x)", ["aéa"], ["é", " é "]),
+        (r"^\B(?<!x)", ["", "é", "-"], ["a"]),
+        (r"^(?<!x)[\b]$", ["\b"], ["b"]),
+    ],
+)
+def test_patterns_that_only_the_judge_takes_are_read_by_the_standard(
+    pattern: str, good: list[str], bad: list[str]
+) -> None:
+    grammar = compiled({"type": "string", "pattern": pattern})
+    assert grammar.report.checked == ["/pattern"]
+    assert all(grammar.check(json.dumps(text, ensure_ascii=False)) for text in good)
+    assert not any(grammar.check(json.dumps(text, ensure_ascii=False)) for text in bad)
 
 
 def test_a_busy_machine_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

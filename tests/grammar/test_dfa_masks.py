@@ -12,6 +12,7 @@ from radixrt.grammar.engines import dfa as engine
 from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.regex_cost import whole_match
+from radixrt.grammar.trie import TokenTrie
 from radixrt.grammar.vocabulary import GrammarVocabulary
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
@@ -41,30 +42,52 @@ def test_looking_everywhere_finds_what_walking_finds(
     assert grammar._table is not None
 
 
+class Lookups:
+    """Counts the edges of automata and tries that are looked up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_done = 0
+        step, children, everywhere = ByteDFA.step, TokenTrie.children_of, engine._all_token_edges
+
+        def counted_step(dfa: ByteDFA, states: np.ndarray, values: np.ndarray) -> np.ndarray:
+            self.num_done += len(values)
+            return step(dfa, states, values)
+
+        def counted_children(trie: TokenTrie, nodes: np.ndarray, values: np.ndarray) -> np.ndarray:
+            self.num_done += len(values)
+            return children(trie, nodes, values)
+
+        def counted_everywhere(table: np.ndarray, trie: TokenTrie, state: int) -> np.ndarray:
+            self.num_done += trie.num_nodes
+            return everywhere(table, trie, state)
+
+        monkeypatch.setattr(ByteDFA, "step", counted_step)
+        monkeypatch.setattr(TokenTrie, "children_of", counted_children)
+        monkeypatch.setattr(engine, "_all_token_edges", counted_everywhere)
+
+
 def test_a_mask_looks_at_each_node_of_the_trie_twice_at_most(
     grammar: DFAGrammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The work behind the worst time of a mask, in lookups; a mask that is known takes none."""
-    num_lookups = 0
-    step, everywhere = ByteDFA.step, engine._all_token_edges
-
-    def counted_step(self: ByteDFA, states: np.ndarray, values: np.ndarray) -> np.ndarray:
-        nonlocal num_lookups
-        num_lookups += len(values)
-        return step(self, states, values)
-
-    def counted(table: np.ndarray, trie: engine.TokenTrie, state: int) -> np.ndarray:
-        nonlocal num_lookups
-        num_lookups += trie.num_nodes
-        return everywhere(table, trie, state)
-
-    monkeypatch.setattr(ByteDFA, "step", counted_step)
-    monkeypatch.setattr(engine, "_all_token_edges", counted)
+    lookups = Lookups(monkeypatch)
     monkeypatch.setattr(engine, "MAX_SPARSE_NODES", 100)
     for state in range(len(grammar.dfa.accepting)):
-        num_lookups = 0
+        lookups.num_done = 0
         grammar.mask(state)
-        assert num_lookups <= 2 * VOCABULARY.trie.num_nodes
-        num_lookups = 0
+        assert lookups.num_done <= 2 * VOCABULARY.trie.num_nodes
+        lookups.num_done = 0
         grammar.mask(state)
-        assert num_lookups == 0
+        assert lookups.num_done == 0
+
+
+def test_the_search_for_an_end_of_many_choices_is_linear_in_their_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choices = [f"{DRAW.getrandbits(100):025x}" for _ in range(300)]
+    grammar = DFAGrammar(GrammarSpec.choice(choices), VOCABULARY, dfa=ByteDFA.from_strings(choices))
+    lookups = Lookups(monkeypatch)
+    run = grammar.closing_run(0, 100)
+    assert run is not None
+    assert VOCABULARY.tokenizer.decode(run) in choices
+    assert 0 < lookups.num_done <= 4 * len(grammar.dfa.edge_keys)

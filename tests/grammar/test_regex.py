@@ -16,6 +16,7 @@ from radixrt.grammar.engines.byte_dfa import ByteDFA
 from radixrt.grammar.engines.dfa import DFAGrammar
 from radixrt.grammar.engines.llg import LLGrammar
 from radixrt.grammar.regex_cost import max_states, whole_match
+from radixrt.grammar.schema.compile import shortest_match
 from radixrt.grammar.trie import ROOT, TokenTrie
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
@@ -195,3 +196,29 @@ def test_a_class_that_ends_inside_a_page_of_unicode() -> None:
     assert grammar.check("aé\u2e7f\x00")
     assert not grammar.check("a\u2e80")
     assert not grammar.check("日")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"^[\w.-]+@\w{2,}$", "-@aa"),
+        (r"\p{Lu}\p{L}{2}\d", "Aaa0"),
+        (r"\S\s\S", "a a"),
+        (r"\\d", r"\d"),
+        (r"\w{60}", "a" * 60),
+    ],
+)
+def test_a_short_text_of_a_pattern_needs_no_automaton_of_all_scripts(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, text: str
+) -> None:
+    sizes: list[int] = []
+    build = ByteDFA.from_regex
+
+    def counted(body: str) -> ByteDFA:
+        dfa = build(body)
+        sizes.append(len(dfa.accepting))
+        return dfa
+
+    monkeypatch.setattr(ByteDFA, "from_regex", staticmethod(counted))
+    assert shortest_match(pattern) == text
+    assert max(sizes) < 100

@@ -17,6 +17,7 @@ from radixrt.config import GrammarConfig
 from radixrt.constraints import GrammarKind, GrammarSpec
 from radixrt.errors import GrammarTooCostly, InvalidRequest, UnsupportedGrammar
 from radixrt.grammar import CompiledGrammar, GrammarCache, compile
+from radixrt.grammar.schema.keywords import KNOWN
 from tests.support.tokenizers import JSON_MERGES, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(extra=JSON_MERGES)
@@ -333,12 +334,21 @@ def test_recursion_without_an_end_is_refused(schema: Any) -> None:
     assert error.parameter.endswith("/$ref")
 
 
+DRAFTS = [
+    jsonschema.Draft4Validator,
+    jsonschema.Draft6Validator,
+    jsonschema.Draft7Validator,
+    jsonschema.Draft201909Validator,
+    jsonschema.Draft202012Validator,
+]
+
+
 def test_what_constrains_nothing_is_reported_as_such() -> None:
     schema = {
         "title": "t",
         "type": "array",
         "uniqueItems": False,
-        "items": {"type": "string", "format": "flag-topic", "x-order": 1},
+        "items": {"type": "string", "format": "flag-topic", "x-order": 1, "maxLenght": 2},
         "minItems": 1.0,
         "maxContains": 2,
     }
@@ -351,11 +361,18 @@ def test_what_constrains_nothing_is_reported_as_such() -> None:
         "/items/type": "mask",
         "/items/format": "annotation",
         "/items/x-order": "annotation",
+        "/items/maxLenght": "annotation (unknown)",
         "/minItems": "mask",
         "/maxContains": "annotation",
     }
+    assert report.unknown == ["/items/maxLenght"]
     assert accepts(schema, '["any text"]')
     assert not accepts(schema, "[]")
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_no_keyword_of_a_draft_is_called_unknown(draft: Any) -> None:
+    assert {*draft.VALIDATORS, *draft.META_SCHEMA.get("properties", {})} <= KNOWN
 
 
 def test_options_of_the_engine_cannot_be_smuggled_in() -> None:

@@ -98,6 +98,10 @@ class ByteDFA:
         positions = np.minimum(np.searchsorted(self.edge_keys, keys), self.edge_keys.size - 1)
         return np.where(self.edge_keys[positions] == keys, self.edge_targets[positions], DEAD)
 
+    def edge_ranges(self, states: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give the ranges [first, last) of the edges that leave some states. Pure."""
+        return self.edge_keys.searchsorted(states * 256), self.edge_keys.searchsorted(states * 256 + 256)
+
     def out_edges(self, state: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Give the bytes and targets of a state's edges. Pure."""
         first, last = np.searchsorted(self.edge_keys, [state * 256, state * 256 + 256])

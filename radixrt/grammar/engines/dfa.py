@@ -14,17 +14,17 @@ from radixrt.errors import UnsupportedGrammar
 from radixrt.grammar.engines.byte_dfa import DEAD, ByteDFA
 from radixrt.grammar.explain import explain
 from radixrt.grammar.matcher import EnforcementReport, MaskExplanation, MaskRow, check_row
-from radixrt.grammar.trie import ROOT, TokenTrie
+from radixrt.grammar.trie import NO_NODE, ROOT, TokenTrie
 from radixrt.grammar.vocabulary import MAX_FORCED_BYTES, GrammarVocabulary, pack_mask
 
 ENGINE = "byte automaton"
 MAX_CACHED_MASK_BYTES = 16 << 20  # per constraint
 MAX_SEARCH_EDGES = 20_000_000  # token edges that one search for an end may look at: about a second
 MAX_QUICK_EDGES = 1_000_000
-MAX_SPARSE_NODES = (
-    2048  # of the trie on one level; where an automaton goes on with more, all nodes are looked up
-)
+# Nodes of one level of the trie; where an automaton reaches more, all nodes are looked up at once.
+MAX_SPARSE_NODES = 2048
 _MAX_TABLE_STATES = 4096
+_SEARCH_EDGES = 200_000  # looked up together, about
 _SEARCH_CHUNK = 64  # states whose tokens are looked up together
 
 
@@ -45,9 +45,6 @@ class DFAGrammar:
         self.report = EnforcementReport(engine=ENGINE)
         self.vocabulary = vocabulary
         self.dfa = dfa
-        self._edges: dict[int, int] = dict(
-            zip(dfa.edge_keys.tolist(), dfa.edge_targets.tolist(), strict=True)
-        )
         self._masks: dict[int, MaskRow] = {}
         self._table: NDArray[np.int32] | None = None
         self._lock = threading.Lock()
@@ -57,7 +54,7 @@ class DFAGrammar:
     def num_bytes(self) -> int:
         mask_bytes = len(self._masks) * 4 * ((self.vocabulary.vocab_size + 31) // 32)
         table_bytes = 0 if self._table is None else self._table.nbytes
-        return self.dfa.num_bytes + 100 * len(self._edges) + mask_bytes + table_bytes
+        return self.dfa.num_bytes + mask_bytes + table_bytes
 
     def start(self) -> DFAMatcher:
         return DFAMatcher(self, _Position(self.dfa.start, None, 0))
@@ -68,10 +65,13 @@ class DFAGrammar:
 
     def walk(self, state: int, data: bytes) -> int:
         """Give the state after some bytes, DEAD if they are not allowed."""
+        keys, targets = self.dfa.edge_keys, self.dfa.edge_targets
         for byte in data:
-            state = self._edges.get(state * 256 + byte, DEAD)
-            if state == DEAD:
-                break
+            key = state * 256 + byte
+            position = int(keys.searchsorted(key))
+            if position == len(keys) or keys[position] != key:
+                return DEAD
+            state = int(targets[position])
         return state
 
     def mask(self, state: int) -> MaskRow:
@@ -117,35 +117,44 @@ class DFAGrammar:
         """Give a shortest run of tokens to an accepting state, by breadth-first search."""
         if self.dfa.accepting[state]:
             return []
-        came_from: dict[int, tuple[int, int]] = {}
-        frontier, num_edges = [state], 0
+        num_states = len(self.dfa.accepting)
+        came_from, by_token = np.full((2, num_states), DEAD)  # of each state that was reached
+        came_from[state] = state
+        frontier, num_edges, num_together = np.array([state]), 0, _SEARCH_CHUNK
         for _ in range(max_tokens):
-            reached: list[int] = []
-            for chunk in range(0, len(frontier), _SEARCH_CHUNK):
-                starts = np.array(frontier[chunk : chunk + _SEARCH_CHUNK])
+            reached: list[NDArray[np.int64]] = []
+            first = 0
+            while first < len(frontier):
+                starts = frontier[first : first + num_together]
+                first += num_together
                 edges = _token_edges(self.dfa, self.vocabulary.trie, starts)
                 assert edges is not None
                 tokens, targets, origins = edges
+                new, index = np.unique(targets, return_index=True)
+                is_first = came_from[new] == DEAD
+                new, index = new[is_first], index[is_first]
+                came_from[new], by_token[new] = origins[index], tokens[index]
+                reached.append(new)
                 num_edges += len(tokens)
-                for index in np.unique(targets, return_index=True)[1].tolist():
-                    target = int(targets[index])
-                    if target != state and target not in came_from:
-                        came_from[target] = int(origins[index]), int(tokens[index])
-                        reached.append(target)
                 if num_edges > (MAX_QUICK_EDGES if is_quick else MAX_SEARCH_EDGES):
                     return None
-            if ends := [target for target in reached if self.dfa.accepting[target]]:
-                return _way_back(came_from, ends[0], state)
-            frontier = reached
+                # As many states at once as memory allows: those of a list of choices have few edges each.
+                is_light = len(tokens) < _SEARCH_EDGES
+                num_together = num_together * 2 if is_light else max(num_together // 2, _SEARCH_CHUNK)
+            frontier = np.concatenate(reached) if reached else frontier[:0]
+            if (ends := frontier[self.dfa.accepting[frontier]]).size:
+                return _way_back(came_from, by_token, int(ends[0]), start=state)
         return None
 
 
-def _way_back(came_from: dict[int, tuple[int, int]], end: int, start: int) -> list[int]:
+def _way_back(
+    came_from: NDArray[np.int64], by_token: NDArray[np.int64], end: int, *, start: int
+) -> list[int]:
     """Give the tokens on the way that a search found from start to end. Pure."""
     run = []
     while end != start:
-        end, token_id = came_from[end]
-        run.append(token_id)
+        run.append(int(by_token[end]))
+        end = int(came_from[end])
     return run[::-1]
 
 
@@ -154,7 +163,8 @@ def _token_edges(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
     """Give the tokens allowed in some states: token ids, the states they lead to, and the states they leave.
 
-    Walks trie and automaton together, level by level. Cost: the trie's edges that are reached, for each state.
+    Walks trie and automaton together, level by level. Cost: on each level the edges of the trie or those of the
+    automaton, whichever are fewer.
 
     Args:
         max_nodes: give up, with None, where more nodes of one level are reached.
@@ -164,9 +174,17 @@ def _token_edges(
     while nodes.size:
         if max_nodes is not None and nodes.size > max_nodes:
             return None
-        children, index = _ranges(trie.child_start[nodes], trie.child_start[nodes + 1])
-        targets = dfa.step(states[index], trie.node_byte[children])
-        is_alive = targets != DEAD
+        firsts, lasts = trie.child_start[nodes], trie.child_start[nodes + 1]
+        edge_firsts, edge_lasts = dfa.edge_ranges(states)
+        if (edge_lasts - edge_firsts).sum() < (lasts - firsts).sum():  # few ways on: ask the trie for each
+            edges, index = _ranges(edge_firsts, edge_lasts)
+            targets = dfa.edge_targets[edges]
+            children = trie.children_of(nodes[index], dfa.edge_keys[edges] % 256)
+            is_alive = children != NO_NODE
+        else:
+            children, index = _ranges(firsts, lasts)
+            targets = dfa.step(states[index], trie.node_byte[children])
+            is_alive = targets != DEAD
         nodes, states, origins = children[is_alive], targets[is_alive], origins[index][is_alive]
         positions, index = _ranges(trie.token_start[nodes], trie.token_start[nodes + 1])
         found.append((trie.token_ids[positions], states[index], origins[index]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,12 @@ _NO_VALUE = "Unsatisfiable"  # in the engine's complaint about a schema that acc
 _MAX_HINTED_PATTERNS = 32
 _MAX_HINT_CHARACTERS = 32
 _MAX_HINT_STATES = 600
+
+_CLASS = re.compile(r"\\[pP]\{\w{1,20}\}|\\.", re.DOTALL)
+_MEMBERS = {
+    **{r"\w": "a", r"\d": "0", r"\s": " ", r"\W": " ", r"\D": "a", r"\S": "a"},
+    **{r"\p{Lu}": "A", r"\p{L": "a", r"\p{N": "0", r"\p{P": ".", r"\p{Z": " "},
+}
 
 # What the engine's complaints are about: a part of the message -> the keywords to look at.
 _COMPLAINTS = (
@@ -105,8 +112,11 @@ def string_hints(parsed: ParsedSchema) -> list[str]:
 
 
 def shortest_match(pattern: str) -> str | None:
-    """Give a shortest text that a pattern matches; None if that would cost too much. Pure."""
-    body = whole_match(pattern)
+    """Give a text that a pattern probably matches, about as short as there is; None if that would cost too much. Pure.
+
+    Only probably: classes of Unicode, which take hundreds of states a character, are read as one of their characters.
+    """
+    body = _CLASS.sub(_member, whole_match(pattern))
     try:
         num_states = max_states(body)
         if num_states is None or num_states > _MAX_HINT_STATES:
@@ -115,6 +125,11 @@ def shortest_match(pattern: str) -> str | None:
     except UnsupportedGrammar:
         return None
     return None if data is None else data.decode("utf-8", "ignore")
+
+
+def _member(escape: re.Match[str]) -> str:
+    """Give a character of a class; another escape stays as it is."""
+    return _MEMBERS.get(escape[0]) or _MEMBERS.get(escape[0][:4]) or escape[0]
 
 
 def _engine_grammar(schema: Mapping[str, Any], whitespace: str) -> str:

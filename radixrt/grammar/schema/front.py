@@ -219,7 +219,8 @@ class _Walk:
                     value=value,
                 )
             if (is_reference and keyword != "$ref") or _constrains_nothing(keyword, value, raw):
-                self.keywords[place] = "annotation"
+                is_known = keyword in kw.KNOWN or keyword.startswith("x-")
+                self.keywords[place] = "annotation" if is_known else "annotation (unknown)"
                 continue
             self.keywords[place] = "mask"
             self._take(pointer, place, keyword, value, node)

@@ -32,6 +32,16 @@ HARD = (
 RENAMED = frozenset({"additionalItems", "dependencies", "$dynamicRef"})
 REFUSED = frozenset({"$recursiveRef", "$recursiveAnchor"})
 
+# Those that never constrain; by a custom of many tools also whatever begins with "x-".
+ANNOTATIONS = frozenset(
+    {
+        *("title", "description", "default", "examples", "$comment", "$schema", "$id", "id", "$anchor"),
+        *("$dynamicAnchor", "$vocabulary", "readOnly", "writeOnly", "deprecated", "contentEncoding"),
+        *("contentMediaType", "contentSchema"),
+    }
+)
+KNOWN = EASY | frozenset(HARD) | RENAMED | REFUSED | DEFINITIONS | ANNOTATIONS
+
 # Keywords that constrain nothing unless one of these stands beside them.
 NEEDS_COMPANION = {
     "if": frozenset({"then", "else", "unevaluatedItems", "unevaluatedProperties"}),

@@ -20,6 +20,7 @@ from radixrt.config import GrammarConfig
 from radixrt.errors import InvalidRequest, UnsupportedGrammar, first_line
 from radixrt.grammar.regex_cost import check_regex
 from radixrt.grammar.schema.keywords import FORMATS
+from radixrt.grammar.schema.patterns import translated
 from radixrt.grammar.schema.quick_check import is_plainly_valid
 from radixrt.grammar.schema.references import escape_pointer
 
@@ -46,12 +47,6 @@ _NUMBERS: dict[Any, int] = {
 
 
 MAX_JUDGE_S = 0.2  # of the thread's own work, a collection of garbage included: neither may change an answer
-_GROUP = re.compile(
-    r":|=|!|>|#|\(|<[=!]|P?<[^\W\d]\w{0,99}>|P=\w{1,99}\)|[aiLmsux]{1,7}(?:-[imsx]{1,4})?[:)]|-[imsx]{1,4}:"
-)
-_FUZZY = re.compile(r"\{\s{0,9}(?:\d{1,9}\s{0,9}<=?\s{0,9})?\d{0,9}\s{0,9}[eids]\b")
-_NAMED_CLASS = re.compile(r"\[:\^?\w{1,99}:\]")
-_BRACED = re.compile(r"\\[pPN]\{[^{}]{0,99}\}")
 _NO_SCHEMAS = frozenset({"const", "enum", "default", "examples"})
 
 
@@ -146,16 +141,13 @@ class SchemaValidator:
             check_regex(pattern, config, parameter=place)
             try:
                 self._compiled(pattern)
-                if not _has_extension(pattern):
-                    continue
-                reason = ""
-            except (regex.error, RecursionError, OverflowError) as error:
-                reason = f": {first_line(error)}"
-            raise UnsupportedGrammar(
-                f"the pattern at {place} is no regular expression that values can be checked with{reason}",
-                parameter=place,
-                value=pattern[:200],
-            )
+            except (regex.error, RecursionError, OverflowError, ValueError) as error:
+                raise UnsupportedGrammar(
+                    f"the pattern at {place} is no regular expression that values can be checked with: "
+                    f"{first_line(error)}",
+                    parameter=place,
+                    value=pattern[:200],
+                ) from None
 
     def judge(self, text: str) -> bool | None:
         """Tell whether a text is JSON and valid; None when that cannot be told: a pattern is none that Python can
@@ -196,7 +188,7 @@ class SchemaValidator:
 
     def _compiled(self, pattern: str) -> Any:
         if (compiled := self._patterns.get(pattern)) is None:
-            compiled = self._patterns[pattern] = regex.compile(pattern)
+            compiled = self._patterns[pattern] = regex.compile(translated(pattern))
         return compiled
 
 
@@ -262,33 +254,6 @@ def _patterns_in(schema: Any) -> Iterator[tuple[str, str]]:
                 for name, item in node.items()
                 if name not in _NO_SCHEMAS
             ]
-
-
-def _has_extension(pattern: str) -> bool:
-    """Tell whether the `regex` package reads more into a pattern than `re` and the standard do: a recursion (?R), an
-    inexact match a{e<=1}, a named class [[:alpha:]]. Pure. Cost: linear.
-    """
-    position, is_in_class = 0, False
-    while position < len(pattern):
-        sign = pattern[position]
-        if sign == "\\":
-            found = _BRACED.match(pattern, position)
-            position = position + 2 if found is None else found.end()
-            continue
-        if is_in_class:
-            if sign == "[" and _NAMED_CLASS.match(pattern, position):
-                return True
-            is_in_class = sign != "]"
-        elif sign == "[":
-            is_in_class = True
-            position += pattern.startswith("^", position + 1)
-            position += pattern.startswith("]", position + 1)
-        elif (sign == "{" and _FUZZY.match(pattern, position)) or (
-            pattern.startswith("(?", position) and not _GROUP.match(pattern, position + 2)
-        ):
-            return True
-        position += 1
-    return False
 
 
 _RULES: dict[str, Callable[..., Iterator[ValidationError]]] = {"uniqueItems": _unique_items}
