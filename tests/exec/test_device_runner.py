@@ -1,6 +1,6 @@
 """The device runner with Triton's kernels (a GPU, else the interpreter) against the plain runner; and its graphs."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -125,6 +125,52 @@ def test_buckets_hold_every_tree_of_pages(folder):
             assert len(plan.decode.items) <= bucket.num_items
             assert len(plan.decode.members) <= bucket.num_slots
             assert plan.decode.num_slots <= bucket.num_slots
+
+
+def test_launch_and_sample_wait_for_nothing(folder, monkeypatch):
+    """They read no tensor: on a card, each read would wait for all that was asked for before."""
+    reads, is_kernel = [], []
+
+    def exempt(kernel):
+        def call(*arguments, **options):
+            is_kernel.append(1)
+            try:
+                return kernel(*arguments, **options)
+            finally:
+                is_kernel.pop()
+
+        return call
+
+    kernels = replace(TORCH, **{field.name: exempt(getattr(TORCH, field.name)) for field in fields(TORCH)})
+    with device_engine(monkeypatch, folder, kernels=kernels, max_context=40, overlap="on") as engine:
+        runner, watched = engine._runner, []
+        for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "nonzero"):
+            real = getattr(torch.Tensor, name)
+
+            def read(tensor, *arguments, name=name, real=real):
+                if watched and not is_kernel:
+                    reads.append(name)
+                return real(tensor, *arguments)
+
+            monkeypatch.setattr(torch.Tensor, name, read)
+        for part in ("launch", "sample"):
+            real = getattr(runner, part)
+
+            def watch(*arguments, real=real):
+                watched.append(1)
+                try:
+                    return real(*arguments)
+                finally:
+                    watched.pop()
+
+            monkeypatch.setattr(runner, part, watch)
+        for _ in range(3):  # buffers on the host grow at first, and are looked at
+            reads.clear()
+            answers(engine, list(MIXED))
+        assert reads == []
+        watched.append(1)
+        torch.ones(1).item()
+        assert reads == ["item"]  # the watch does see
 
 
 def test_the_fake_device_freezes_what_the_host_holds():
