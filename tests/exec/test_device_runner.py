@@ -10,6 +10,7 @@ from radixrt import Engine, GrammarSpec, SamplingParams
 from radixrt.exec import graphs
 from radixrt.exec.device import CudaDevice
 from radixrt.exec.graphs import Bucket
+from radixrt.exec.staging import Staging
 from radixrt.model.device_kernels import TRITON, AttentionPlanner
 from radixrt.model.spec import ModelSpec
 from tests.support.devices import TORCH, FakeDevice, device_engine
@@ -171,6 +172,49 @@ def test_launch_and_sample_wait_for_nothing(folder, monkeypatch):
         watched.append(1)
         torch.ones(1).item()
         assert reads == ["item"]  # the watch does see
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_host_buffer_is_written_again_when_its_step_is_over(folder, monkeypatch, overlap):
+    """Before that, a card may still be copying from it."""
+    users, collected, present, num_copies = {}, set(), [], []
+    real_copy = Staging.copy
+
+    def copy(staging, layout, arrays):
+        real_copy(staging, layout, arrays)
+        if present:
+            buffer = staging._host[staging._turn].data_ptr()
+            before = users.get(buffer)
+            assert before is None or before is present[-1] or before in collected
+            users[buffer] = present[-1]
+            num_copies.append(before)
+
+    monkeypatch.setattr(Staging, "copy", copy)
+    with device_engine(monkeypatch, folder, max_context=40, overlap=overlap) as engine:
+        runner, numbers = engine._runner, {}
+        launch, sample, collect = runner.launch, runner.sample, runner.collect
+
+        def launching(plan):
+            present.append(number := object())
+            step = launch(plan)
+            numbers[id(step)] = (number, step)
+            return step
+
+        def sampling(step, plan):
+            present.append(numbers[id(step)][0])
+            sample(step, plan)
+
+        def collecting(step):
+            result = collect(step)
+            collected.add(numbers[id(step)][0])
+            return result
+
+        for name, call in (("launch", launching), ("sample", sampling), ("collect", collecting)):
+            monkeypatch.setattr(runner, name, call)
+        answers(engine, list(MIXED))
+        assert engine.stats().num_running == 0  # an assertion in the engine's thread would have ended it
+    assert len(num_copies) > 20
+    assert any(before is not None for before in num_copies)
 
 
 def test_the_fake_device_freezes_what_the_host_holds():
