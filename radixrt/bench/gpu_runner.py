@@ -164,9 +164,9 @@ class Drive:
     def add(self, case: RunnerCase, *, max_tokens: int) -> None:
         """Let a case's sequences wait."""
         generator = torch.Generator().manual_seed(0)
-        for index in range(case.batch):
-            prompt = torch.randint(1000, 100_000, (case.context,), generator=generator)
-            prompt[: case.num_shared_tokens] = 7 + torch.arange(case.num_shared_tokens)
+        draws = torch.randint(self.runner.num_token_ids, (case.batch, case.context), generator=generator)
+        draws[:, : case.num_shared_tokens] = draws[0, : case.num_shared_tokens]
+        for index, prompt in enumerate(draws):
             sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
             request = GenerateRequest(tuple(prompt.tolist()), sampling)
             self.scheduler.add(Sequence(request, arrival=index, seed=index), 0.0)
@@ -297,26 +297,30 @@ def run(device: torch.device, say: Callable[[str], None]) -> dict[str, Any]:
     ready_s = time.perf_counter() - started
     num_mib = cuda.graph_bytes() / 2**20
     say(f"runner: weights drawn and graphs captured in {ready_s:.1f} s; graphs keep {num_mib:.0f} MiB")
-    say(
-        f"{'case':34} {'us':>9} {'no overlap':>10} {'floor':>9} {'of floor':>8} {'prefill us':>11} {'of floor':>8}"
-    )
+    return {"graph_bytes": cuda.graph_bytes(), "ready_s": ready_s, "cases": time_cases(drive, CASES, say)}
+
+
+def time_cases(drive: Drive, cases: Seq[RunnerCase], say: Callable[[str], None]) -> dict[str, Any]:
+    """Time prefill and decode of each case, with overlap and without; the table is said."""
+    columns = ("us", "no overlap", "floor", "of floor", "prefill us", "of floor")
+    say(f"{'case':34}" + "".join(f"{column:>12}" for column in columns))
     found = {}
-    for case in CASES:
+    for case in cases:
         on, off = (drive.run(case, num_steps=NUM_STEPS, overlap=overlap) for overlap in (True, False))
+        floor_us, prefill_floor_us = 1e6 * case.floor_s, 1e6 * case.prefill_floor_s
         found[case.name] = {
             "us": on["step"],
             "no_overlap_us": off["step"],
-            "floor_us": 1e6 * case.floor_s,
+            "floor_us": floor_us,
             "prefill_us": on["prefill"],
-            "prefill_floor_us": 1e6 * case.prefill_floor_s,
+            "prefill_floor_us": prefill_floor_us,
             "host_us": {name: on[name] for name in HOST_PARTS},
         }
         say(
-            f"{case.name:34} {on['step']:9.0f} {off['step']:10.0f} {1e6 * case.floor_s:9.0f} "
-            f"{1e6 * case.floor_s / on['step']:8.0%} {on['prefill']:11.0f} "
-            f"{1e6 * case.prefill_floor_s / on['prefill']:8.0%}"
+            f"{case.name:34}{on['step']:12.0f}{off['step']:12.0f}{floor_us:12.0f}{floor_us / on['step']:12.0%}"
+            f"{on['prefill']:12.0f}{prefill_floor_us / on['prefill']:12.0%}"
         )
-    return {"graph_bytes": cuda.graph_bytes(), "ready_s": ready_s, "cases": found}
+    return found
 
 
 def make_drive(

@@ -85,6 +85,7 @@ class CudaDevice:
             launch()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # a capture begins with it: only what the graph keeps is counted
         before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

@@ -96,6 +96,9 @@ class DeviceRunner:
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device.torch_device)
         self._sampled_rows: dict[Sequence, int] = {}
         self._eager, self._late = Staging(device), Staging(device)
+        # What most steps send late.
+        self._nothing_late = late_arrays((), (), (), (), num_token_ids=num_token_ids)
+        self._no_tables = Staging(device).send(self._nothing_late.arrays)
         with torch.inference_mode():
             self.graphs = DecodeGraphs(
                 device,
@@ -105,16 +108,14 @@ class DeviceRunner:
                 max_rows=max_rows,
                 max_context=max_context,
             )
-
-            self.warm_up()
+        self._warm_up()
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Ask once for what graphs do not hold, so that no request waits while kernels are compiled.
 
         Changes: page 0, which nobody reads.
         """
-        late = late_arrays((), (), (), (), num_token_ids=self.num_token_ids)
         tiles = np.zeros((1, PLAN_FIELDS["tiles"]), np.int32)  # no new token: it returns at once
         for window in {None, *self._planner.windows}:
             plans = [BatchPlan(None, ExtendPlan(tiles, window)) for _ in self._planner.windows]
@@ -132,7 +133,7 @@ class DeviceRunner:
             )
             self._copy_pages(views)
             logits = self._forward(device_inputs(views, plans, token_ids=views["token_ids"]))
-            self._draw(logits, views, self._late.send(late.arrays))
+            self._draw(logits, views, self._no_tables)
 
     def close(self) -> None:
         """Nothing to end: the device finishes what it was asked for."""
@@ -174,14 +175,11 @@ class DeviceRunner:
             for chunk, draw in zip(plan.chunks, host.draw_of_chunk, strict=True)
             if draw is not None
         )
-        late = late_arrays(
-            host.draws,
-            step.rows,
-            host.draw_rows,
-            tuple(_wanted_logprobs(host, plan)),
-            num_token_ids=self.num_token_ids,
-        )
-        tables = self._late.send(late.arrays)
+        late, tables, logprobs = self._nothing_late, self._no_tables, tuple(_wanted_logprobs(host, plan))
+        if logprobs or host.needs_tables:
+            num_ids = self.num_token_ids
+            late = late_arrays(host.draws, step.rows, host.draw_rows, logprobs, num_token_ids=num_ids)
+            tables = self._late.send(late.arrays)
         logits = step.logits[: host.num_logit_rows]
         drawn = None
         if host.draws:

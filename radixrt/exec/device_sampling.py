@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.exec.batch import MASK_WORD_BITS, SampleRow, banned_ids
+from radixrt.exec.sampler import has_penalty
 from radixrt.sched.plan import Chunk
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
@@ -59,11 +60,6 @@ def _numbers(sampling: SamplingParams) -> tuple[float, float, float, float, floa
         sampling.presence_penalty,
         sampling.frequency_penalty,
     )
-
-
-def has_penalty(sampling: SamplingParams) -> bool:
-    """Tell whether tokens that are there already change a row. Pure."""
-    return _numbers(sampling)[3:] != (1.0, 0.0, 0.0)
 
 
 def _has_bias(chunk: Chunk) -> bool:

@@ -96,6 +96,11 @@ class HostStep:
         return len(self.arrays["token_ids"]) == len(self.plan.chunks)
 
     @property
+    def needs_tables(self) -> bool:
+        """Tell whether a draw needs a mask, a bias or counts of tokens."""
+        return any((self.arrays[name] >= 0).any() for name in ("mask_rows", "bias_rows", "penalty_rows"))
+
+    @property
     def has_unseen_tokens(self) -> bool:
         """Tell whether tokens come from the step before, on the device."""
         return bool(self.arrays["sampled_from"].any())

@@ -17,7 +17,7 @@ from radixrt.exec.device_step import HostStep, device_inputs, join_tokens
 from radixrt.exec.packing import FLOAT64, INT32, INT64, PackedLayout
 from radixrt.exec.staging import Staging
 from radixrt.model.device_decoder import DeviceInputs
-from radixrt.model.device_kernels import AttentionPlanner, BatchPlan, DecodePlan
+from radixrt.model.device_kernels import PLAN_FIELDS, AttentionPlanner, BatchPlan, DecodePlan
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ITEMS_PER_ROW = 2  # a tree with B leaves has less than 2 B segments
@@ -71,12 +71,7 @@ class Bucket:
                 **{
                     f"{name}_{index}": (INT32, shape)
                     for index in range(num_windows)
-                    for name, shape in (
-                        ("items", (self.num_items, 5)),
-                        ("members", (self.num_slots, 3)),
-                        ("merges", (rows, 3)),
-                        ("tiles", (0, 5)),
-                    )
+                    for name, shape in self._plan_shapes.items()
                 },
                 "page_table": (INT32, (1, self.num_pages)),
             }
@@ -84,11 +79,14 @@ class Bucket:
 
     def plan(self, window: int | None) -> BatchPlan:
         """Give a plan of padding only, with the sizes of this bucket. Pure."""
-        items, members, merges = (
-            np.zeros((size, width), np.int32)
-            for size, width in ((self.num_items, 5), (self.num_slots, 3), (self.num_rows, 3))
-        )
+        shapes = self._plan_shapes
+        items, members, merges = (np.zeros(shapes[name], np.int32) for name in ("items", "members", "merges"))
         return BatchPlan(DecodePlan(items, members, merges, self.num_slots, window is not None), None)
+
+    @property
+    def _plan_shapes(self) -> dict[str, tuple[int, int]]:
+        sizes = {"items": self.num_items, "members": self.num_slots, "merges": self.num_rows, "tiles": 0}
+        return {name: (size, PLAN_FIELDS[name]) for name, size in sizes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +127,8 @@ class DecodeGraphs:
         layouts = [bucket.layout(len(windows)) for bucket in buckets]
         self._staging = Staging(device, num_words=max(layout.num_words for layout in layouts))
         self._captured: list[Captured] = []
-        for bucket, layout in zip(
-            buckets, layouts, strict=True
-        ):  # the largest first: the others fit into its pool
+        # The largest first: the others fit into its pool.
+        for bucket, layout in zip(buckets, layouts, strict=True):
             views = layout.views(self._staging.buffer)
             plans = [bucket.plan(window) for window in windows]
 

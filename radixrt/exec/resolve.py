@@ -119,20 +119,20 @@ def resolve(
         device=device,
         dtype=dtype,
         layout=layout,
-        num_pages=_num_pages(options.kv, layout, device),
+        num_pages=_num_pages(options.kv, layout, device, num_weight_bytes=spec.num_weights * dtype.itemsize),
         max_context=max_context,
         num_token_ids=min(spec.vocab_size, num_tokenizer_ids),
     )
 
 
-def _num_pages(config: KVConfig, layout: KVLayout, device: torch.device) -> int:
+def _num_pages(config: KVConfig, layout: KVLayout, device: torch.device, *, num_weight_bytes: int) -> int:
     if config.num_pages is not None and config.kv_memory_bytes is not None:
         raise InvalidRequest(
             "give num_pages or kv_memory_bytes, not both", parameter="num_pages", value=config.num_pages
         )
     if config.num_pages is not None:
         return config.num_pages
-    num_bytes = config.kv_memory_bytes or _default_kv_bytes(device)
+    num_bytes = config.kv_memory_bytes or _default_kv_bytes(device, num_weight_bytes)
     num_pages = num_bytes // layout.num_page_bytes
     if num_pages < 2:
         raise InvalidRequest(
@@ -143,8 +143,15 @@ def _num_pages(config: KVConfig, layout: KVLayout, device: torch.device) -> int:
     return num_pages
 
 
-def _default_kv_bytes(device: torch.device) -> int:
+def _default_kv_bytes(device: torch.device, num_weight_bytes: int) -> int:
+    """Give a share of the memory that is free; on a GPU the weights, which are not there yet, are set aside first."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * GPU_MEMORY_SHARE)
+        if free <= num_weight_bytes:
+            raise InvalidRequest(
+                f"the model's weights need {num_weight_bytes} bytes, the device has {free} free",
+                parameter="model",
+                value=num_weight_bytes,
+            )
+        return int((free - num_weight_bytes) * GPU_MEMORY_SHARE)
     return min(int(psutil.virtual_memory().available * FREE_MEMORY_SHARE), MAX_CPU_KV_BYTES)

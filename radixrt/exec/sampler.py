@@ -17,7 +17,7 @@ import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
 from radixrt.exec.batch import SampleRow, is_allowed, refusals, unpack_masks
-from radixrt.types import TokenLogprob
+from radixrt.types import SamplingParams, TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
 FIRST_SORTED = 1024
@@ -77,7 +77,7 @@ def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
 
 def _is_settled(row: SampleRow, likeliest: int) -> bool:
     """Tell whether a row's raw logits will do: nothing applies, or a greedy row's mask allows the likeliest token."""
-    if row.sampling.logit_bias or row.banned_ids or _has_penalty(row):
+    if row.sampling.logit_bias or row.banned_ids or has_penalty(row.sampling):
         return False
     return row.mask is None or (row.sampling.is_greedy and is_allowed(row.mask, likeliest))
 
@@ -91,7 +91,7 @@ def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
             ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
             bias = torch.tensor(list(sampling.logit_bias.values()), device=logits.device, dtype=logits.dtype)
             logits[index, ids] += bias
-        if _has_penalty(row):
+        if has_penalty(row.sampling):
             _penalize(logits[index], row)
         if row.banned_ids:
             logits[index, list(row.banned_ids)] = NEGATIVE_INFINITY
@@ -101,13 +101,10 @@ def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
     return logits
 
 
-def _has_penalty(row: SampleRow) -> bool:
-    sampling = row.sampling
-    return (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (
-        1.0,
-        0.0,
-        0.0,
-    )
+def has_penalty(sampling: SamplingParams) -> bool:
+    """Tell whether tokens that are there already change a row. Pure."""
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return penalties != (1.0, 0.0, 0.0)
 
 
 def _penalize(logits: torch.Tensor, row: SampleRow) -> None:

@@ -133,6 +133,14 @@ class ModelSpec:
     def num_layers(self) -> int:
         return len(self.sliding_windows)
 
+    @property
+    def num_weights(self) -> int:
+        """Elements of all matrices; norms and biases are left out."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        layer = self.hidden_size * (heads + 3 * self.intermediate_size)
+        num_vocab_matrices = 1 if self.has_tied_head else 2
+        return self.num_layers * layer + num_vocab_matrices * self.vocab_size * self.hidden_size
+
     def kv_layout(self, *, page_size: int, dtype: torch.dtype) -> KVLayout:
         """Give the layout of this model's pages. Pure."""
         return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, page_size, dtype)

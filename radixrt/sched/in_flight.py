@@ -31,6 +31,10 @@ class InFlight:
         """Tell whether a chunk is under way and counts."""
         return any(item is chunk for item in self._chunks.get(chunk.sequence, ()))
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        """Tell whether anything of a sequence is under way."""
+        return sequence in self._chunks
+
     def take(self, chunk: Chunk) -> bool:
         """Let go of a chunk whose step is over; False when it was dropped before."""
         chunks = self._chunks.get(chunk.sequence)

@@ -8,7 +8,6 @@ here: plan is told the time, so that the same code runs in a simulator.
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -355,8 +354,8 @@ class Scheduler:
             rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
         except GrammarDeadEnd as error:
             return error
-        token_id = result.token_id
-        if token_id is not None and sequence.token_ids[chunk.stop : chunk.stop + 1] != array("i", [token_id]):
+        is_ahead = result.token_id is not None and sequence in self._in_flight
+        if is_ahead and sequence.token_ids[chunk.stop : chunk.stop + 1].tolist() != [result.token_id]:
             self._in_flight.drop(sequence)  # what is under way goes on from a token that gave way to another
         if was_prefilling:
             self._publish_prompt(sequence)

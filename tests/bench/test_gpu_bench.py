@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixrt.bench import gpu
+from radixrt.bench import gpu, gpu_runner
 from radixrt.bench.gpu import Figure, cascade_gain, table
 from radixrt.bench.gpu_cases import (
     CopyCase,
@@ -24,6 +24,8 @@ from radixrt.bench.gpu_cases import (
     all_cases,
 )
 from radixrt.errors import DeviceError
+from radixrt.model.spec import RopeSpec
+from tests.support.devices import TORCH, FakeDevice
 from tests.support.paged import DEVICE
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +123,41 @@ def test_without_a_gpu_it_refuses_and_names_dry():
         gpu.dry_run(print)
 
 
+def test_the_runners_cases_run_on_any_device(monkeypatch):
+    """The same steps as on a card, on one that records and replays; a second run computes its prompts anew."""
+    spec = replace(
+        gpu_runner.llama_spec(),
+        hidden_size=64,
+        intermediate_size=64,
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=64,
+        vocab_size=500,
+        sliding_windows=(None, None),
+        rope=RopeSpec(tuple(10_000.0 ** -(i / 32) for i in range(32))),
+    )
+    monkeypatch.setattr(gpu_runner, "NUM_STEPS", 4)
+    cases = [gpu_runner.RunnerCase(2, 20), gpu_runner.RunnerCase(3, 40, num_shared_tokens=32)]
+    device, lines = FakeDevice(), []
+    drive = gpu_runner.make_drive(spec, device, cases, kernels=device.kernels(TORCH))
+    found = gpu_runner.time_cases(drive, cases, lines.append)
+    assert list(found) == ["decode 2 x 20", "decode 3 x 40, 32 shared"]
+    assert len(lines) == 3
+    assert device.num_replays > 2 * 2 * gpu_runner.NUM_STEPS
+    for figures in found.values():
+        assert 0 < figures["us"] < float("inf")
+        assert figures["prefill_us"] > figures["prefill_floor_us"] > 0
+    # Of the second case's prompts, two of three take the first one's prefix, in both runs.
+    assert drive.scheduler.cache.counters.num_shared_tokens == 2 * 2 * 32
+
+
+def test_floors_of_the_runner_are_those_computed_by_hand():
+    floors = {case.name: 1e3 * case.floor_s for case in gpu_runner.CASES}
+    assert floors["decode 1 x 128"] == pytest.approx(3.49, rel=0.01)
+    assert floors["decode 64 x 2048"] == pytest.approx(7.49, rel=0.01)
+    assert 2048 / gpu_runner.RunnerCase(1, 2048).prefill_floor_s == pytest.approx(54_500, rel=0.05)
+
+
 def radixrt(*arguments: str):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
@@ -136,6 +173,8 @@ def test_dry_plans_and_compiles_every_case(tmp_path):
     assert done.returncode == 0, done.stderr
     outcome = json.loads((tmp_path / "gpu.json").read_text())
     assert [case["name"] for case in outcome["cases"]] == [case.name for case in all_cases()]
+    for case in gpu_runner.CASES:
+        assert set(outcome["runner_host_us"][case.name]) == {*gpu_runner.HOST_PARTS, "step"}
     compiled = set(outcome["kernels"])
     for case in all_cases():
         assert {variant.name for variant in case.variants()} <= compiled

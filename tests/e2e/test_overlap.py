@@ -96,11 +96,20 @@ def assert_same(outputs, expected):
                 assert left == pytest.approx(right, abs=2e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_overlap_on_equals_off_equals_plain(folder, monkeypatch, seed):
+VARIANTS = [
+    {},
+    {"max_step_tokens": 7},
+    {"prefill_mode": "separate", "max_step_tokens": 16},
+    {"page_size": 1, "num_pages": 1000, "prefix_cache": False},
+    {"max_running": 3, "policy": "fcfs"},
+]
+
+
+@pytest.mark.parametrize(("seed", "variant"), list(enumerate(VARIANTS)))
+def test_overlap_on_equals_off_equals_plain(folder, monkeypatch, seed, variant):
     prompts, params = random_requests(seed)
-    options = {"num_pages": 400, "max_context": 128, "seed": 5}
-    with Engine(folder, dtype="float32", kernels="torch", page_size=4, **options) as engine:
+    options = {"num_pages": 400, "max_context": 128, "seed": 5, "page_size": 4, **variant}
+    with Engine(folder, dtype="float32", kernels="torch", **options) as engine:
         expected = engine.generate(prompts, params)
     for overlap in ("off", "on"):
         with device_engine(monkeypatch, folder, overlap=overlap, **options) as engine:

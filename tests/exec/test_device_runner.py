@@ -1,6 +1,6 @@
 """The device runner with Triton's kernels (a GPU, else the interpreter) against the plain runner; and its graphs."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from radixrt import Engine, GrammarSpec, SamplingParams
 from radixrt.exec import graphs
 from radixrt.exec.device import CudaDevice
 from radixrt.exec.graphs import Bucket
+from radixrt.exec.staging import Staging
 from radixrt.model.device_kernels import TRITON, AttentionPlanner
 from radixrt.model.spec import ModelSpec
 from tests.support.devices import TORCH, FakeDevice, device_engine
@@ -125,6 +126,95 @@ def test_buckets_hold_every_tree_of_pages(folder):
             assert len(plan.decode.items) <= bucket.num_items
             assert len(plan.decode.members) <= bucket.num_slots
             assert plan.decode.num_slots <= bucket.num_slots
+
+
+def test_launch_and_sample_wait_for_nothing(folder, monkeypatch):
+    """They read no tensor: on a card, each read would wait for all that was asked for before."""
+    reads, is_kernel = [], []
+
+    def exempt(kernel):
+        def call(*arguments, **options):
+            is_kernel.append(1)
+            try:
+                return kernel(*arguments, **options)
+            finally:
+                is_kernel.pop()
+
+        return call
+
+    kernels = replace(TORCH, **{field.name: exempt(getattr(TORCH, field.name)) for field in fields(TORCH)})
+    with device_engine(monkeypatch, folder, kernels=kernels, max_context=40, overlap="on") as engine:
+        runner, watched = engine._runner, []
+        for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "nonzero"):
+            real = getattr(torch.Tensor, name)
+
+            def read(tensor, *arguments, name=name, real=real):
+                if watched and not is_kernel:
+                    reads.append(name)
+                return real(tensor, *arguments)
+
+            monkeypatch.setattr(torch.Tensor, name, read)
+        for part in ("launch", "sample"):
+            real = getattr(runner, part)
+
+            def watch(*arguments, real=real):
+                watched.append(1)
+                try:
+                    return real(*arguments)
+                finally:
+                    watched.pop()
+
+            monkeypatch.setattr(runner, part, watch)
+        for _ in range(3):  # buffers on the host grow at first, and are looked at
+            reads.clear()
+            answers(engine, list(MIXED))
+        assert reads == []
+        watched.append(1)
+        torch.ones(1).item()
+        assert reads == ["item"]  # the watch does see
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_host_buffer_is_written_again_when_its_step_is_over(folder, monkeypatch, overlap):
+    """Before that, a card may still be copying from it."""
+    users, collected, present, num_copies = {}, set(), [], []
+    real_copy = Staging.copy
+
+    def copy(staging, layout, arrays):
+        real_copy(staging, layout, arrays)
+        if present:
+            buffer = staging._host[staging._turn].data_ptr()
+            before = users.get(buffer)
+            assert before is None or before is present[-1] or before in collected
+            users[buffer] = present[-1]
+            num_copies.append(before)
+
+    monkeypatch.setattr(Staging, "copy", copy)
+    with device_engine(monkeypatch, folder, max_context=40, overlap=overlap) as engine:
+        runner, numbers = engine._runner, {}
+        launch, sample, collect = runner.launch, runner.sample, runner.collect
+
+        def launching(plan):
+            present.append(number := object())
+            step = launch(plan)
+            numbers[id(step)] = (number, step)
+            return step
+
+        def sampling(step, plan):
+            present.append(numbers[id(step)][0])
+            sample(step, plan)
+
+        def collecting(step):
+            result = collect(step)
+            collected.add(numbers[id(step)][0])
+            return result
+
+        for name, call in (("launch", launching), ("sample", sampling), ("collect", collecting)):
+            monkeypatch.setattr(runner, name, call)
+        answers(engine, list(MIXED))
+        assert engine.stats().num_running == 0  # an assertion in the engine's thread would have ended it
+    assert len(num_copies) > 20
+    assert any(before is not None for before in num_copies)
 
 
 def test_the_fake_device_freezes_what_the_host_holds():

@@ -264,10 +264,12 @@ def _cut(
         pair_item, sequence = pair_item[is_seen], sequence[is_seen]
         taken = np.bincount(pair_item, minlength=len(of))
     where = leader[of] * num_columns + position // page_size
-    items = np.stack([where, tokens, position, np.cumsum(taken) - taken, taken], 1)
+    items = np.empty((len(of), ITEM_FIELDS), np.int32)
+    for field, values in enumerate((where, tokens, position, np.cumsum(taken) - taken, taken)):
+        items[:, field] = values
     items = items[taken > 0]
     # The longest first, so that no long item starts when the others are done.
-    items = items[np.argsort(-items[:, 1], kind="stable")].astype(np.int32)
+    items = items[np.argsort(-items[:, 1], kind="stable")]
     members = np.zeros((len(sequence), MEMBER_FIELDS), np.int32)
     members[:, 0] = sequence
     return items, members
@@ -278,12 +280,15 @@ def _assign_slots(members: Ints) -> tuple[Ints, int]:
 
     Changes: members[:, 1].
     """
-    rows, index, num_parts = np.unique(members[:, 0], return_inverse=True, return_counts=True)
+    rows = members[:, 0]
+    num_parts = np.bincount(rows)
     num_slots = np.where(num_parts > 1, num_parts, 0)
     stop = np.cumsum(num_slots)
-    by_row = np.argsort(index, kind="stable")
+    by_row = np.argsort(rows, kind="stable")
     rank = np.empty(len(members), np.int64)
     rank[by_row] = np.arange(len(members)) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
-    members[:, 1] = np.where(num_parts[index] > 1, (stop - num_slots)[index] + rank, -1)
-    merges = np.stack([rows, stop - num_slots, stop], 1)[num_slots > 0].astype(np.int32)
+    members[:, 1] = np.where(num_parts[rows] > 1, (stop - num_slots)[rows] + rank, -1)
+    (merged,) = np.nonzero(num_slots)
+    merges = np.empty((len(merged), MERGE_FIELDS), np.int32)
+    merges[:, 0], merges[:, 1], merges[:, 2] = merged, (stop - num_slots)[merged], stop[merged]
     return merges, int(num_slots.sum())
