@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No option of the developer's shell may change what the tests see; the folder of model files may.
 for name in [name for name in os.environ if name.startswith("RADIXRT_") and name != "RADIXRT_HOME"]:
     del os.environ[name]
+
+# A shell starts what runs in the background with Ctrl-C ignored; some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
