@@ -39,7 +39,7 @@ class ModelConfig:
     )
     kernels: Literal["auto", "torch", "native"] = option(
         "auto",
-        "auto = compiled C++ on a CPU with a compiler, else torch; native = C++ or an error; torch = reference",
+        "auto = compiled C++ on a CPU with a compiler, Triton on CUDA, else torch; native = C++ or an error; torch = reference",
     )
     threads: int | None = option(
         None, "CPU threads of the model; default: the physical cores", low=1, high=1024

@@ -18,6 +18,7 @@ import torch
 
 from radixrt.bench.gpu_cases import COPY_BYTES_PER_S, DTYPE, ITEM_BYTES, LLAMA_3_8B, MATRIX_FLOPS_PER_S
 from radixrt.config import SchedConfig
+from radixrt.errors import InvariantViolation
 from radixrt.exec.device import CudaDevice, Device, Event, Graph
 from radixrt.exec.device_runner import DeviceRunner, DeviceStep
 from radixrt.kv.cache import PrefixCache
@@ -201,13 +202,16 @@ class Drive:
     def run(self, case: RunnerCase, *, num_steps: int, overlap: bool = True) -> dict[str, float]:
         """Prefill a case, then decode it; give the medians of a decode step's parts and the prefill, in us."""
         started = time.perf_counter()
-        self.add(case, max_tokens=num_steps + 8)
+        # The first sequences decode while the last ones are prefilled.
+        num_prefill_steps = 1 + case.batch * case.context // MAX_STEP_TOKENS
+        self.add(case, max_tokens=num_steps + 2 * num_prefill_steps + 8)
         while self.step(overlap=overlap).num_tokens != case.batch or len(self.scheduler.running) < case.batch:
             pass
         prefill_s = time.perf_counter() - started
         self.timer.seconds.clear()
         for _ in range(num_steps):
-            self.step(overlap=overlap)
+            if (num_tokens := self.step(overlap=overlap).num_tokens) != case.batch:
+                raise InvariantViolation(f"a decode step of {case.batch} sequences had {num_tokens} tokens")
         found = {
             name: self.timer.median_us(name) for name in ("step", *HOST_PARTS) if self.timer.seconds[name]
         }
@@ -333,7 +337,7 @@ def make_drive(
 ) -> Drive:
     """Give a drive that can run these cases, one after another."""
     max_rows = max(case.batch for case in cases)
-    num_pages = 64 + max(case.batch * -(-(case.context + NUM_STEPS + 64) // PAGE_SIZE) for case in cases)
+    num_pages = 64 + max(case.batch * -(-(case.context + NUM_STEPS + 128) // PAGE_SIZE) for case in cases)
     weights = random_weights(spec, device.torch_device)
     model = DeviceDecoder(spec, weights, max_context=MAX_CONTEXT, kernels=kernels)
     layout = spec.kv_layout(page_size=PAGE_SIZE, dtype=DTYPE)

@@ -19,7 +19,13 @@ from radixrt.errors import RadixrtError
 from radixrt.exec.batch import SampleRow, build_sample_row
 from radixrt.exec.device import Device
 from radixrt.exec.device_logprobs import Readback, read_back
-from radixrt.exec.device_sampling import WantedLogprob, late_arrays, padding_arrays
+from radixrt.exec.device_sampling import (
+    INPUT_FIELDS,
+    TABLE_FIELDS,
+    WantedLogprob,
+    late_arrays,
+    padding_arrays,
+)
 from radixrt.exec.device_step import (
     HostStep,
     PageTables,
@@ -52,7 +58,7 @@ class DeviceStep:
 
     Attributes:
         host: its arrays.
-        views: those on the device.
+        views: those on the device that copies and draws read.
         logits: [S or more, V].
         plan: what of it still counts; rows, readback: its draws. Set by `sample`.
     """
@@ -198,10 +204,8 @@ class DeviceRunner:
     def _draw(
         self, logits: torch.Tensor, views: dict[str, torch.Tensor], tables: dict[str, torch.Tensor]
     ) -> Sampled:
-        names = ("numbers", "top_k", "keys", "mask_rows", "bias_rows", "penalty_rows")
         inputs = SampleInputs(
-            **{name: views[name] for name in names},
-            **{name: tables[name] for name in ("mask", "bias", "output_counts", "prompt_bits")},
+            **{name: views[name] for name in INPUT_FIELDS}, **{name: tables[name] for name in TABLE_FIELDS}
         )
         return self.model.kernels.sample(logits, inputs, num_token_ids=self.num_token_ids)
 

@@ -21,6 +21,9 @@ from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
 
 MASK_64 = (1 << 64) - 1
+INPUT_FIELDS = ("numbers", "top_k", "keys", "mask_rows", "bias_rows", "penalty_rows")  # of SampleInputs
+TABLE_FIELDS = ("mask", "bias", "output_counts", "prompt_bits")
+DRAW_FIELDS = ("draw_rows", *INPUT_FIELDS)  # what sampling reads of a step's arrays
 
 
 def draw_arrays(draws: Seq[Chunk]) -> dict[str, npt.NDArray[Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from radixrt.exec.device import Device, Graph
+from radixrt.exec.device_sampling import DRAW_FIELDS
 from radixrt.exec.device_step import HostStep, device_inputs, join_tokens
 from radixrt.exec.packing import FLOAT64, INT32, INT64, PackedLayout
 from radixrt.exec.staging import Staging
@@ -154,10 +155,6 @@ class DecodeGraphs:
         return None
 
     def copy(self, captured: Captured, step: HostStep) -> dict[str, torch.Tensor]:
-        """Begin to copy a step to where its graph reads it; give its arrays there, without the padding."""
+        """Begin to copy a step to where its graph reads it; give what is read outside of it, without the padding."""
         self._staging.copy(captured.layout, step.arrays)
-        return {
-            name: captured.views[name][: len(array)]
-            for name, array in step.arrays.items()
-            if name != "page_table"
-        }
+        return {name: captured.views[name][: len(step.arrays[name])] for name in ("copies", *DRAW_FIELDS)}

@@ -360,7 +360,7 @@ def test_a_reader_that_leaves_at_any_moment_leaves_nothing_behind(engine, is_str
 
 def test_a_dead_engine_answers_503_and_nobody_hangs(model_folder, monkeypatch):
     with Engine(model_folder, device="cpu", dtype="float32", kernels="torch", num_pages=128) as engine:
-        real, steps = engine._runner.run, []
+        real, steps = engine._runner.launch, []
 
         def dying(plan):
             steps.append(plan)
@@ -368,7 +368,7 @@ def test_a_dead_engine_answers_503_and_nobody_hangs(model_folder, monkeypatch):
                 raise InvariantViolation("injected")
             return real(plan)
 
-        monkeypatch.setattr(engine._runner, "run", dying)
+        monkeypatch.setattr(engine._runner, "launch", dying)
 
         async def work(http):
             long = {**GREEDY, "max_tokens": 200, "ignore_eos": True}
