@@ -296,7 +296,7 @@ class CompileWorker:
             stdout=subprocess.PIPE,
             stderr=self._words,
         )
-        self._end = weakref.finalize(self, _kill, process, self._words)
+        self._end = weakref.finalize(self, _kill, process, self._words, os.getpid())
 
     def _await_ready(self) -> None:
         if self._is_ready:
@@ -313,7 +313,10 @@ class CompileWorker:
             self._end()
 
 
-def _kill(process: subprocess.Popen[bytes], words: IO[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes], words: IO[bytes], starter: int) -> None:
+    """End a process, unless we are a fork of the one that started it: there it is somebody else's."""
+    if os.getpid() != starter:
+        return  # waiting for its end would take as long as our parent lives
     process.kill()
     process.communicate()
     words.close()

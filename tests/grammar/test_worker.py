@@ -359,3 +359,27 @@ def test_warming_starts_one_process_and_waits_for_nothing() -> None:
     assert time.process_time() - started < 0.5
     assert cache.get(FINE).check("1")
     cache.close()
+
+
+FORKED = """
+import os, sys
+from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarSpec
+from radixrt.grammar.worker import CompileWorker
+
+worker = CompileWorker(GrammarConfig(), max_ms=5000)
+worker.prepare(GrammarSpec.regex("a"))
+first = worker.process_id
+for use in (lambda: None, worker.close, lambda: worker.prepare(GrammarSpec.regex("b"))):
+    child = os.fork()
+    if child == 0:
+        use()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+worker.prepare(GrammarSpec.regex("c"))
+assert worker.process_id == first, "a fork ended the process of its parent"
+"""
+
+
+def test_a_fork_ends_while_its_parent_lives_and_leaves_it_its_worker() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)
