@@ -304,6 +304,29 @@ def test_a_worker_that_died_while_idle_is_not_noticed(worker: CompileWorker) -> 
     assert worker.prepare(FINE).grammar
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGSEGV])
+def test_a_worker_that_ends_before_it_is_ready_is_started_once_more(
+    worker: CompileWorker, number: signal.Signals
+) -> None:
+    worker.warm()
+    first = worker.process_id
+    assert first is not None
+    os.kill(first, number)
+    assert worker.prepare(FINE).grammar
+    assert worker.process_id != first
+
+
+def test_a_worker_that_never_starts_is_told_as_an_accident_and_may_start_later(
+    worker: CompileWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("radixrt.grammar.worker.sys.executable", "/bin/false")
+        with pytest.raises(EngineError, match="does not start") as caught:
+            worker.prepare(FINE)
+    assert not isinstance(caught.value, EngineStopped)  # the engine lives
+    assert worker.prepare(FINE).grammar
+
+
 def test_a_closed_worker_answers_nobody_and_starts_nothing() -> None:
     worker = CompileWorker(CONFIG, max_ms=CONFIG.max_grammar_compile_ms)
     worker.prepare(FINE)
