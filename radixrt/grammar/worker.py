@@ -126,10 +126,12 @@ class _End:
     Attributes:
         status: as `subprocess.Popen.returncode`; None: it did not end, and no answer came.
         last_words: the end of what it wrote to its standard error.
+        was_ready: it had come so far that it could be asked.
     """
 
     status: int | None
     last_words: bytes
+    was_ready: bool
 
     @property
     def was_killed(self) -> bool:
@@ -202,6 +204,10 @@ class CompileWorker:
 
     def _error(self, end: _End) -> Exception:
         """Say what happened to a process that gave no answer."""
+        if not end.was_ready:
+            error = EngineError("the process that reads constraints does not start; try again")
+            error.__cause__ = EngineError(end.last_words.decode("utf-8", "replace"))  # not for clients
+            return error
         if end.status is None:
             wall_s = _WALL_FACTOR * self._max_ms / 1000
             return _NoAnswer(
@@ -236,12 +242,15 @@ class CompileWorker:
     def _ask(self, request: bytes) -> dict[str, Any] | _End:
         """Send one request and wait for the answer.
 
-        Once more if the process was dead, or is killed by others, or runs out of memory that may be its past's.
+        Once more if the process was dead, or ends before it is ready, or is killed by others, or runs out of memory
+        that may be its past's.
         """
-        end = _End(-signal.SIGKILL, b"")
+        end = _End(-signal.SIGKILL, b"", was_ready=False)
         for _ in range(2):
             self._start()
-            self._await_ready()
+            if not self._is_awake():
+                end = self._ended()  # a Ctrl-C for its group, or a lack of memory: it may pass
+                continue
             is_new = self._is_new
             try:
                 line = self._exchange(request)
@@ -279,9 +288,9 @@ class CompileWorker:
         except subprocess.TimeoutExpired:
             status = None
         words.seek(max(0, words.seek(0, os.SEEK_END) - _CHUNK_BYTES))
-        last_words = words.read()
+        last_words, was_ready = words.read(), self._is_ready
         self._stop()
-        return _End(status, last_words)
+        return _End(status, last_words, was_ready)
 
     def _start(self) -> None:
         if self._is_closed:
@@ -296,16 +305,13 @@ class CompileWorker:
             stdout=subprocess.PIPE,
             stderr=self._words,
         )
-        self._end = weakref.finalize(self, _kill, process, self._words)
+        self._end = weakref.finalize(self, _kill, process, self._words, os.getpid())
 
-    def _await_ready(self) -> None:
-        if self._is_ready:
-            return
+    def _is_awake(self) -> bool:
+        """Wait until the process is ready; False if it ends instead, or takes too long."""
         assert self._process is not None
-        if _read_line(self._process, _MAX_START_S) != READY:
-            self._stop()
-            raise EngineStopped("the process that reads constraints does not start")
-        self._is_ready = True
+        self._is_ready = self._is_ready or _read_line(self._process, _MAX_START_S) == READY
+        return self._is_ready
 
     def _stop(self) -> None:
         self._process, self._words, self._is_ready, self._is_new = None, None, False, True
@@ -313,7 +319,10 @@ class CompileWorker:
             self._end()
 
 
-def _kill(process: subprocess.Popen[bytes], words: IO[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes], words: IO[bytes], starter: int) -> None:
+    """End a process, unless we are a fork of the one that started it: there it is somebody else's."""
+    if os.getpid() != starter:
+        return  # waiting for its end would take as long as our parent lives
     process.kill()
     process.communicate()
     words.close()

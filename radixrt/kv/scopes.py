@@ -2,7 +2,7 @@
 
 A scope holds the whole pages of what its requests published, one reference each. Held pages are the last to be
 evicted, not exempt: when everything else is not enough, the scope used longest ago is broken first, so that held
-pages can never stop a running sequence.
+pages can never stop a running sequence. A broken scope stays open: what its next requests publish is held again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from radixrt.kv.pool import PagePool
 
 
 class Scope:
-    """What one scope holds. Owned by Scopes."""
+    """What one scope holds, and how many sequences under way name it. Owned by Scopes."""
 
-    __slots__ = ("expires_at_s", "pages", "ttl_s")
+    __slots__ = ("expires_at_s", "num_users", "pages", "ttl_s")
 
     def __init__(self, ttl_s: float, now_s: float) -> None:
         self.ttl_s = ttl_s
         self.expires_at_s = now_s + ttl_s
         self.pages: set[int] = set()
+        self.num_users = 0
 
 
 class Scopes:
@@ -45,10 +46,22 @@ class Scopes:
         return scope_id in self._scopes
 
     def open(self, scope_id: int, *, ttl_s: float, now_s: float) -> None:
-        """Begin a scope; it ends by itself ttl_s after its last use."""
+        """Begin a scope; it ends by itself ttl_s after its last use, and not while it is in use."""
         if scope_id in self._scopes:
             raise InvariantViolation(f"scope {scope_id} is open already")
         self._scopes[scope_id] = Scope(ttl_s, now_s)
+
+    def begin_use(self, scope_id: int) -> None:
+        """Note that a sequence names a scope; nothing happens if it is closed."""
+        if scope_id in self._scopes:
+            self._scopes[scope_id].num_users += 1
+
+    def end_use(self, scope_id: int, *, now_s: float) -> None:
+        """Undo `begin_use` when the sequence has ended; the scope's time begins anew."""
+        if scope_id in self._scopes:
+            scope = self._scopes[scope_id]
+            scope.num_users -= 1
+            scope.expires_at_s = now_s + scope.ttl_s
 
     def hold(self, scope_id: int, pages: Iterable[int], *, now_s: float) -> bool:
         """Add pages to a scope, in order, as far as max_pages allows; False if it is closed (nothing happens)."""
@@ -68,20 +81,27 @@ class Scopes:
         """Let go of all that a scope holds. Closing twice is fine."""
         scope = self._scopes.pop(scope_id, None)
         if scope is not None:
-            self.num_held_pages -= len(scope.pages)
-            self._pool.release(scope.pages)
+            self._let_go(scope)
+
+    def _let_go(self, scope: Scope) -> None:
+        self.num_held_pages -= len(scope.pages)
+        self._pool.release(scope.pages)
+        scope.pages = set()
 
     def expire(self, now_s: float) -> None:
         """Close the scopes whose time is up."""
         if self._scopes:
-            for scope_id in [key for key, scope in self._scopes.items() if scope.expires_at_s <= now_s]:
-                self.close(scope_id)
+            late = [key for key, scope in self._scopes.items() if scope.expires_at_s <= now_s]
+            for scope_id in late:
+                if not self._scopes[scope_id].num_users:
+                    self.close(scope_id)
 
     def break_oldest(self) -> bool:
-        """Close the scope used longest ago; False when there is none."""
-        if not self._scopes:
+        """Let go of all that the scope used longest ago holds; False when none holds anything."""
+        oldest = next((scope for scope in self._scopes.values() if scope.pages), None)
+        if oldest is None:
             return False
-        self.close(next(iter(self._scopes)))
+        self._let_go(oldest)
         self.num_broken += 1
         return True
 
@@ -90,7 +110,9 @@ class Scopes:
         return Counter(page for scope in self._scopes.values() for page in scope.pages)
 
     def check(self) -> None:
-        """Raise InvariantViolation unless the count of held pages is right and within its limit."""
+        """Raise InvariantViolation unless the counts are right and within their limits."""
+        if any(scope.num_users < 0 for scope in self._scopes.values()):
+            raise InvariantViolation("a scope was given up by more sequences than used it")
         num_held = sum(len(scope.pages) for scope in self._scopes.values())
         if num_held != self.num_held_pages or num_held > self._max_pages:
             raise InvariantViolation(

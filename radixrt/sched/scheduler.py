@@ -60,6 +60,8 @@ class Scheduler:
         """Let a new sequence wait."""
         sequence.submitted_at_s = now_s
         self.waiting.add(sequence)
+        if sequence.request.scope_id is not None:
+            self.cache.scopes.begin_use(sequence.request.scope_id)
         if sequence.request.timeout_s is not None:
             if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)):
                 self._deadlines = [
@@ -397,6 +399,8 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
+        if sequence.request.scope_id is not None:
+            self.cache.scopes.end_use(sequence.request.scope_id, now_s=self.cache.now_s)
 
     def _give_back(self, sequence: Sequence) -> None:
         """Publish a running sequence's computed tokens and release its lease."""

@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
 async def _answer(service: Service, visit: Visit, body: ChatBody) -> Response:
     plan = await plan_chat(service, visit, body)
     found = await reports(service, body, [plan.request])
-    batch = await service.start([plan.request], constraint=plan.constraint)
+    batch = await service.start(visit, [plan.request], constraint=plan.constraint)
     if body.stream:
         writer = _ChunkWriter(service, body, plan, found)
         return EventStream(stream_events(batch, visit, writer), batch)

@@ -62,7 +62,7 @@ class _Plan:
 async def _answer(service: Service, visit: Visit, body: CompletionBody) -> Response:
     plan = await _plan(service, visit, body)
     found = await reports(service, body, plan.requests)
-    batch = await service.start(plan.requests, constraint=plan.constraint)
+    batch = await service.start(visit, plan.requests, constraint=plan.constraint)
     if body.stream:
         return EventStream(_events(batch, visit, _ChunkWriter(service, body, plan, found)), batch)
     outputs = await batch.outputs()

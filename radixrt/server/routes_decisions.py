@@ -50,7 +50,7 @@ async def _answer(service: Service, visit: Visit, body: DecisionBody) -> Respons
         for item in found
     ]
     told = await reports(service, call, requests)
-    batch = await service.start(requests)
+    batch = await service.start(visit, requests)
     outputs = await batch.outputs()
     usage = _counted([item.prompt_ids for item in found], [output.usage for output in outputs])
     visit.notes.update(usage_notes(usage))

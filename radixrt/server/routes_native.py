@@ -147,7 +147,7 @@ async def _answer(service: Service, visit: Visit, body: GenerateBody) -> Respons
     found = await reports(service, body, [request])
     if body.is_resumable and not body.stream:
         raise InvalidRequest("is_resumable needs stream: true", parameter="is_resumable")
-    batch = await service.start([request], constraint=constraint)
+    batch = await service.start(visit, [request], constraint=constraint)
     name = answer_id("gen")
     if not body.stream:
         [output] = await batch.outputs()

@@ -48,7 +48,7 @@ async def _answer(service: Service, visit: Visit, body: ResponsesBody) -> Respon
     try:
         plan = await plan_chat(service, visit, chat)
         found = await reports(service, chat, [plan.request])
-        batch = await service.start([plan.request], constraint=plan.constraint)
+        batch = await service.start(visit, [plan.request], constraint=plan.constraint)
     except RequestError as error:
         raise renamed(error, origins) from None
     writer = _Writer(service, body, plan, found)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -17,6 +19,7 @@ from radixrt.loop import Ticket
 from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
 
 T = TypeVar("T")
+LATE = "the request was not done within its timeout_s"
 Submit = Callable[[GenerateRequest, Deliver], Ticket]
 Item = tuple[int, OutputChunk | BaseException]
 
@@ -88,25 +91,28 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
         submit: Submit,
         requests: Sequence[GenerateRequest],
         *,
+        deadline_s: float,
         executor: Executor,
         watch: Callable[[], Watch] | None = None,
     ) -> Self:
         """Submit requests, all or none. Constraints may take long to compile, so those go through a thread.
 
         Args:
+            deadline_s: when they must be done, by time.perf_counter; waiting for a thread takes from their time.
             watch: called once the requests are taken; gives who looks on.
-        Raises: what the engine's `submit` raises. DeadlineExceeded: compiling took all the time of a request.
+        Raises: what the engine's `submit` raises. DeadlineExceeded: no time was left before they were submitted.
         """
         inbox = _Inbox()
         if any(request.sampling.grammar is not None for request in requests):
-            left_s = min((request.timeout_s for request in requests if request.timeout_s), default=None)
             try:
-                async with asyncio.timeout(left_s):
-                    tickets = await _in_thread(executor, lambda: _submit_all(submit, requests, inbox))
+                async with asyncio.timeout(left_s(deadline_s)):
+                    tickets = await _in_thread(
+                        executor, lambda: _submit_all(submit, requests, inbox, deadline_s)
+                    )
             except TimeoutError:
-                raise DeadlineExceeded("the request was not done within its timeout_s") from None
+                raise DeadlineExceeded(LATE) from None
         else:
-            tickets = _submit_all(submit, requests, inbox)
+            tickets = _submit_all(submit, requests, inbox, deadline_s)
         return cls(requests, inbox, tickets, None if watch is None else watch())
 
     async def __anext__(self) -> tuple[int, OutputChunk]:
@@ -154,11 +160,27 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
         return [collector.output() for collector in collectors]
 
 
-def _submit_all(submit: Submit, requests: Sequence[GenerateRequest], inbox: _Inbox) -> list[Ticket]:
+def left_s(deadline_s: float) -> float:
+    """Give the seconds until a deadline, by time.perf_counter.
+
+    Raises:
+        DeadlineExceeded: there are none.
+    """
+    left = deadline_s - time.perf_counter()
+    if left <= 0:
+        raise DeadlineExceeded(LATE)
+    return left
+
+
+def _submit_all(
+    submit: Submit, requests: Sequence[GenerateRequest], inbox: _Inbox, deadline_s: float
+) -> list[Ticket]:
+    """Submit requests with the time that each has left."""
     tickets: list[Ticket] = []
     try:
         for index, request in enumerate(requests):
-            tickets.append(submit(request, inbox.deliver(index)))
+            timed = replace(request, timeout_s=left_s(deadline_s))
+            tickets.append(submit(timed, inbox.deliver(index)))
     except BaseException:
         _abort(tickets)
         raise

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from radixrt.config import ServerConfig
 from radixrt.engine import Engine
-from radixrt.errors import DeadlineExceeded, InvalidRequest, RequestError, UnknownModel
+from radixrt.errors import InvalidRequest, RequestError, UnknownModel
 from radixrt.explain import PrefixReport
 from radixrt.server.bodies import CallBody
 from radixrt.server.constraints import Constraint
@@ -25,7 +25,7 @@ from radixrt.server.gate import Load, Visit, visit_of
 from radixrt.server.reading import BodyType, read_body
 from radixrt.server.resuming import Shelf
 from radixrt.server.retention import Retention, parse_ttl_s
-from radixrt.server.running import Batch
+from radixrt.server.running import Batch, left_s
 from radixrt.server.scopes import OpenScopes
 from radixrt.server.security import KeyRing, NamespaceRule, Tenant
 from radixrt.server.tool_plan import ArgumentSchemas
@@ -66,9 +66,6 @@ class Terms:
         Raises:
             DeadlineExceeded: none is.
         """
-        left_s = self.deadline_s - time.perf_counter()
-        if left_s <= 0:
-            raise DeadlineExceeded("the request was not done within its timeout_s")
         return GenerateRequest(
             tuple(prompt_ids),
             sampling,
@@ -79,7 +76,7 @@ class Terms:
             label=self.label,
             owner=self.owner,
             scope_id=self.scope_id,
-            timeout_s=left_s,
+            timeout_s=left_s(self.deadline_s),
         )
 
 
@@ -132,13 +129,14 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
 
     async def start(
-        self, requests: Sequence[GenerateRequest], *, constraint: Constraint | None = None
+        self, visit: Visit, requests: Sequence[GenerateRequest], *, constraint: Constraint | None = None
     ) -> Batch:
-        """Submit requests; an error about the constraint names the place where the client wrote it."""
+        """Submit a visit's requests; an error about the constraint names the place where the client wrote it."""
         try:
             return await Batch.start(
                 self.engine.submit,
                 requests,
+                deadline_s=visit.deadline_s,
                 executor=self._grammar_threads,
                 watch=lambda: _Watch(self.metrics.watch(requests)),
             )
@@ -172,11 +170,14 @@ class Service:
             )
 
     def terms(self, visit: Visit, body: CallBody, *, has_breakpoint: bool = False) -> Terms:
-        """Give what a request runs under."""
+        """Give what a request runs under. Changes: the visit has a deadline from now on."""
         options, cache = body.radixrt, body.prompt_cache_options
         is_private = cache is not None and cache.mode == "explicit" and not has_breakpoint
         namespace = self.rule.namespace(visit.tenant, label=body.prompt_cache_key, is_private=is_private)
         ttl_s = self._ttl_s(body, has_breakpoint=has_breakpoint)
+        visit.deadline_s = visit.started_s + min(
+            options.timeout_s or self.config.max_request_s, self.config.max_request_s
+        )
         latency_class = options.latency_class or ("throughput" if body.service_tier == "flex" else "latency")
         return Terms(
             namespace=namespace,
@@ -187,8 +188,7 @@ class Service:
             scope_id=None
             if ttl_s is None or is_private
             else self.retention.scope_id(visit.tenant.name, namespace, ttl_s=ttl_s),
-            deadline_s=visit.started_s
-            + min(options.timeout_s or self.config.max_request_s, self.config.max_request_s),
+            deadline_s=visit.deadline_s,
         )
 
     def _ttl_s(self, body: CallBody, *, has_breakpoint: bool) -> int | None:

@@ -190,8 +190,24 @@ def test_scope_never_stops_a_request_that_needs_the_room(folder):
         output = engine.generate([1] * 30, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
         assert len(output.token_ids) == 10
         assert engine.stats().cache.num_broken_scopes == 1
+        assert engine.stats().cache.num_held_pages == 0
+        engine.generate("keep me in mind", SHORT, scope=scope)  # whoever goes on with it has it held again
+        assert engine.stats().cache.num_held_pages > 0
         scope.close()
         scope.close()
+        assert engine.stats().cache.num_held_pages == 0
+
+
+def test_a_scope_in_use_does_not_run_out(folder):
+    with Engine(folder, dtype="float32", num_pages=60, page_size=4, threads=1) as engine:
+        scope = engine.scope(ttl_s=0.001)
+        long = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+        engine.generate("keep me in mind", long, scope=scope)
+        assert engine.stats().cache.num_held_pages > 0  # it took longer than the scope lives unused
+        time.sleep(0.05)
+        engine.generate("something else", SHORT)
+        assert engine.stats().cache.num_scopes == 0
+        engine.check()
 
 
 def test_scope_of_another_engine_is_refused(engine, folder):

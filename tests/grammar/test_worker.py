@@ -304,6 +304,29 @@ def test_a_worker_that_died_while_idle_is_not_noticed(worker: CompileWorker) -> 
     assert worker.prepare(FINE).grammar
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGSEGV])
+def test_a_worker_that_ends_before_it_is_ready_is_started_once_more(
+    worker: CompileWorker, number: signal.Signals
+) -> None:
+    worker.warm()
+    first = worker.process_id
+    assert first is not None
+    os.kill(first, number)
+    assert worker.prepare(FINE).grammar
+    assert worker.process_id != first
+
+
+def test_a_worker_that_never_starts_is_told_as_an_accident_and_may_start_later(
+    worker: CompileWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("radixrt.grammar.worker.sys.executable", "/bin/false")
+        with pytest.raises(EngineError, match="does not start") as caught:
+            worker.prepare(FINE)
+    assert not isinstance(caught.value, EngineStopped)  # the engine lives
+    assert worker.prepare(FINE).grammar
+
+
 def test_a_closed_worker_answers_nobody_and_starts_nothing() -> None:
     worker = CompileWorker(CONFIG, max_ms=CONFIG.max_grammar_compile_ms)
     worker.prepare(FINE)
@@ -359,3 +382,27 @@ def test_warming_starts_one_process_and_waits_for_nothing() -> None:
     assert time.process_time() - started < 0.5
     assert cache.get(FINE).check("1")
     cache.close()
+
+
+FORKED = """
+import os, sys
+from radixrt.config import GrammarConfig
+from radixrt.constraints import GrammarSpec
+from radixrt.grammar.worker import CompileWorker
+
+worker = CompileWorker(GrammarConfig(), max_ms=5000)
+worker.prepare(GrammarSpec.regex("a"))
+first = worker.process_id
+for use in (lambda: None, worker.close, lambda: worker.prepare(GrammarSpec.regex("b"))):
+    child = os.fork()
+    if child == 0:
+        use()
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+worker.prepare(GrammarSpec.regex("c"))
+assert worker.process_id == first, "a fork ended the process of its parent"
+"""
+
+
+def test_a_fork_ends_while_its_parent_lives_and_leaves_it_its_worker() -> None:
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60)

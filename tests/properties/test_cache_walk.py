@@ -20,6 +20,7 @@ class Walk:
         self.live = []  # (lease, tokens)
         self.published = []
         self.num_scopes = 0
+        self.used = []  # scopes that a sequence under way names
 
     def tokens(self, low, high):
         return array("i", [self.rng.randrange(2) for _ in range(self.rng.randrange(low, high))])
@@ -91,9 +92,18 @@ class Walk:
             scopes.open(self.num_scopes, ttl_s=self.rng.choice([1, 30]), now_s=self.cache.now_s)
             self.num_scopes += 1
         elif draw < 0.3:
-            scopes.close(self.rng.randrange(self.num_scopes + 1))
+            closed = self.rng.randrange(self.num_scopes + 1)
+            scopes.close(closed)
+            self.used = [scope_id for scope_id in self.used if scope_id != closed]
         elif draw < 0.4:
             scopes.expire(self.cache.now_s)
+            assert all(scope_id in scopes for scope_id in self.used), "a scope in use ran out"
+        elif draw < 0.5:
+            if self.num_scopes and (last := self.num_scopes - 1) in scopes:
+                scopes.begin_use(last)
+                self.used.append(last)
+        elif draw < 0.6 and self.used:
+            scopes.end_use(self.used.pop(), now_s=self.cache.now_s)
         elif self.published:
             recent = range(max(self.num_scopes - 4, 0), self.num_scopes + 1)
             self.cache.hold(self.rng.choice(recent), NS, self.rng.choice(self.published))
@@ -140,6 +150,8 @@ def test_pages_always_hold_what_the_tree_says(page_size, num_walk_operations):
             raise
         for lease, _ in walk.live:
             walk.cache.release(lease)
+        for scope_id in walk.used:
+            walk.cache.scopes.end_use(scope_id, now_s=walk.cache.now_s)
         walk.cache.scopes.expire(float("inf"))
         walk.cache.clear()
         walk.cache.check()

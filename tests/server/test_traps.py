@@ -10,6 +10,7 @@ import time
 import pytest
 
 from radixrt import Engine
+from radixrt.server.service import NUM_GRAMMAR_THREADS
 from tests.support.asking import chat_in_process, get, post, run
 from tests.support.servers import events
 
@@ -317,3 +318,58 @@ def test_a_deadline_counts_from_the_requests_arrival(engine, monkeypatch, slow):
     assert done.wait(timeout=30)
     assert engine.stats().num_finished_requests == num_begun
     assert post(engine, "/v1/completions", {**body, "radixrt": {"timeout_s": 60}}).status_code == 200
+
+
+DETAILED = {"timeout_s": 30, "details": True}
+ASKED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/completions": {"prompt": ["a", "b"]},
+    "/v1/responses": {"input": "a"},
+    "/generate": {"prompt": "a"},
+    "/v1/decisions": {"input": "a", "questions": [{"type": "predicate", "name": "q", "instructions": "?"}]},
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_whatever_comes_before_the_engine_takes_from_a_requests_time(engine, monkeypatch, path):
+    explain, submit, seen = engine.explain, engine.submit, []
+
+    def slowly(*given, **options):
+        time.sleep(0.3)
+        return explain(*given, **options)
+
+    def submitted(request, deliver):
+        seen.append(request.timeout_s)
+        return submit(request, deliver)
+
+    monkeypatch.setattr(engine, "explain", slowly)
+    monkeypatch.setattr(engine, "submit", submitted)
+    body = {**ASKED[path], "radixrt": DETAILED}
+    assert post(engine, path, body).status_code == 200
+    assert seen
+    assert max(seen) <= 30 - 0.3
+
+
+def test_waiting_for_a_thread_takes_from_a_requests_time(engine, monkeypatch):
+    get, submit, seen = engine.grammars.get, engine.submit, []
+
+    def slowly(spec, **options):
+        if "slow" in spec.text:
+            time.sleep(0.6)
+        return get(spec, **options)
+
+    def submitted(request, deliver):
+        seen.append((request.sampling.grammar.text, request.timeout_s))
+        return submit(request, deliver)
+
+    monkeypatch.setattr(engine.grammars, "get", slowly)
+    monkeypatch.setattr(engine, "submit", submitted)
+
+    async def work(http):
+        texts = [*(f"slow{number}" for number in range(NUM_GRAMMAR_THREADS)), "late"]
+        body = {"prompt": "a", "max_tokens": 8, "radixrt": {"timeout_s": 30}}
+        asked = [http.post("/v1/completions", json={**body, "regex": text}) for text in texts]
+        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+
+    run(engine, work)
+    assert dict(seen)["late"] <= 30 - 0.6
