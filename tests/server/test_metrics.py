@@ -54,7 +54,9 @@ def live(engine):
     async def work(http):
         await http.post(CHAT, json=BODY)
         await http.post(CHAT, json={**BODY, "regex": "ab+"})
-        await http.post(CHAT, json={**BODY, "max_tokens": 1500, "radixrt": {"timeout_s": 0.3}})
+        await http.post(
+            CHAT, json={**BODY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
+        )
         await http.post(CHAT, json={**BODY, "temperature": -1})
         await http.get("/nothing/here")
         return await scrape(http)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -175,9 +176,16 @@ def test_a_bad_field_is_400_and_named(engine, change, param, text):
     assert text in error["message"]
 
 
-def test_a_failure_in_mid_stream_is_an_error_event(engine):
+def test_a_failure_in_mid_stream_is_an_error_event(engine, monkeypatch):
+    model, forward = engine._runner.model, engine._runner.model.forward
+
+    def slowly(inputs, store):
+        time.sleep(0.02)
+        return forward(inputs, store)
+
+    monkeypatch.setattr(model, "forward", slowly)
     text = post(
-        engine, RESPONSES, {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": 0.3}}
+        engine, RESPONSES, {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": 0.2}}
     ).text
     last = json.loads(text.strip().split("\n\n")[-1].split("\n")[1].removeprefix("data: "))
     assert last["type"] == "error"

@@ -284,7 +284,7 @@ def test_what_looks_like_a_constraint_is_never_ignored(engine, fields):
 
 
 def test_only_bugs_write_a_traceback(engine, caplog):
-    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.3}}
+    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
     with caplog.at_level(logging.INFO):
         assert post(engine, CHAT, late).status_code == 504
         assert post(engine, CHAT, {**late, "stream": True}).status_code == 200

@@ -55,7 +55,7 @@ def test_a_request_is_a_span_under_the_callers(engine, exporter, is_stream):
 
 def test_a_stream_that_broke_is_an_error_span(engine, exporter):
     exporter.clear()
-    body = {**BODY, "max_tokens": 1500, "stream": True, "radixrt": {"timeout_s": 0.3}}
+    body = {**BODY, "max_tokens": 1500, "ignore_eos": True, "stream": True, "radixrt": {"timeout_s": 0.2}}
     assert run(engine, lambda http: http.post(CHAT, json=body)).status_code == 200
     [span] = exporter.get_finished_spans()
     assert span.status.status_code == trace.StatusCode.ERROR
@@ -64,7 +64,7 @@ def test_a_stream_that_broke_is_an_error_span(engine, exporter):
 
 def test_a_failure_is_an_error_span(engine, exporter):
     exporter.clear()
-    body = {**BODY, "max_tokens": 1500, "radixrt": {"timeout_s": 0.3}}
+    body = {**BODY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
     assert run(engine, lambda http: http.post(CHAT, json=body)).status_code == 504
     [span] = exporter.get_finished_spans()
     assert span.status.status_code == trace.StatusCode.ERROR

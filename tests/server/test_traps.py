@@ -109,7 +109,7 @@ def test_a_full_queue_is_429_with_retry_after(model_folder, engine):
 
 
 def test_a_deadline_is_504_and_not_retried(engine):
-    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.3}}
+    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
     response = post(engine, CHAT, body)
     assert response.status_code == 504
     assert error_of(response)["code"] == "deadline_exceeded"
