@@ -5,6 +5,7 @@
 | `model` | `Trace` and its branches: frozen data, saved as JSON |
 | `seen` | what is kept of a run so that a trace can be made of it |
 | `tree` | the order in which text, calls and forks stand in a branch |
+| `soundness` | whether the parts of a loaded trace fit together |
 | `text`, `page` | the tree as plain text; as one self-contained HTML page |
 | `summary` | `cache_table`: what many runs cost |
 | `dry` | `DryRun`: the prompts of a program that sent nothing |

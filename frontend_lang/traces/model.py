@@ -10,6 +10,7 @@ from frontend_lang.backends import InvalidRequest, RecordedCall, Recording, Repl
 from frontend_lang.backends.recording import RunFile
 from frontend_lang.trace import CallRecord, table, total_usage
 from frontend_lang.traces.page import as_fragment, as_page
+from frontend_lang.traces.soundness import faults
 from frontend_lang.traces.text import as_text
 from frontend_lang.transcript import Segment
 
@@ -220,10 +221,15 @@ class Trace:
         """Read what `save` wrote.
 
         Raises:
-            InvalidRequest: not such a file, or of another version.
+            InvalidRequest: not such a file, of another version, or its parts do not fit together.
         """
         file = TraceFile.load(path)
-        return cls(file.program, file.calls, file.branches, file.recording, file.error, file.nested)
+        trace = cls(file.program, file.calls, file.branches, file.recording, file.error, file.nested)
+        if (fault := next(faults(trace), None)) is not None:
+            raise InvalidRequest(
+                f"{path} is not the trace of a run: {fault}", parameter="path", value=str(path)
+            )
+        return trace
 
     def replay(self) -> ReplayBackend:
         """Give a backend that answers as the runtime did: `program.with_options(backend=trace.replay()).run(...)`."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import json
+import random
 import shutil
 import threading
 
@@ -9,6 +11,7 @@ import pytest
 
 from frontend_lang import ProgramError, Trace, assistant, gen, program, user
 from frontend_lang.traces.tree import Called, Forked, Ran, Said, items
+from radixrt import InvalidRequest
 from tests.support.backends import ScriptedBackend
 
 pytestmark = pytest.mark.timeout(60)
@@ -287,3 +290,50 @@ def test_a_browser_shows_them_inside_their_branches(tmp_path):
             assert count == f"prompt {run.trace.usage.prompt_tokens}"
         assert page.locator(".num-calls").inner_text() == "3"
         browser.close()
+
+
+def places_in(value, path=()):
+    """Give the path of every value in plain data."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield (*path, key)
+        yield from places_in(part, (*path, key))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_saved_trace_that_was_tampered_with_is_refused_when_loaded_or_can_be_shown(tmp_path, seed):
+    @program
+    def outer(s):
+        s += "a" + gen("a")
+        inner.run("x")
+        for branch in (branches := s.fork(2)):
+            branch += "b" + gen("b")
+        branches.join()
+
+    traced(outer, "1", "2", "3", "4").save(tmp_path / "run.json")
+    text, chance, num_refused = (tmp_path / "run.json").read_text(), random.Random(seed), 0
+    told = {key: value for key, value in json.loads(text).items() if key != "recording"}
+    values = [None, -1, 0, 1, 10**30, "", "root", "root/0/0", "/", "nope", [], {}, 1.5]
+    for _ in range(60):
+        data = json.loads(text)
+        *way, last = chance.choice(list(places_in(told)))
+        part = data
+        for key in way:
+            part = part[key]
+        if chance.random() < 0.2:
+            del part[last]
+        else:
+            part[last] = chance.choice(values)
+        (tmp_path / "other.json").write_text(json.dumps(data))
+        try:
+            trace = Trace.load(tmp_path / "other.json")
+        except InvalidRequest:
+            num_refused += 1
+            continue
+        assert str(trace)
+        assert trace.html()
+        assert [trace.text(branch.path) for branch in trace.branches]
+        for call in trace.calls:
+            assert trace.sent(call.index)
+            assert trace.times(call.index).total_s == call.seconds
+    assert 0 < num_refused < 60
