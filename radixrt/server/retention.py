@@ -51,5 +51,11 @@ class Retention:
             mine.popitem(last=False)[1].scope.close()
         return kept.scope.scope_id
 
+    def close_all(self) -> None:
+        """Close the scopes of all tenants: the engine may outlive the server."""
+        for mine in self._kept.values():
+            while mine:
+                mine.popitem()[1].scope.close()
+
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))

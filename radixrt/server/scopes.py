@@ -89,6 +89,12 @@ class OpenScopes:
             opened.scope.close()
         return len(closed)
 
+    def close_all(self) -> None:
+        """Close the scopes of all tenants: the engine may outlive the server."""
+        for mine in self._scopes.values():
+            while mine:
+                mine.popitem()[1].scope.close()
+
     def _add(self, tenant: str, name: str, ttl_s: float) -> _Opened:
         mine = self._scopes.setdefault(tenant, OrderedDict())
         mine[name] = opened = _Opened(self._open_scope(ttl_s), ttl_s, self._clock())

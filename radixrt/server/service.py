@@ -219,7 +219,9 @@ class Service:
         return replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
     def close(self) -> None:
-        """End the threads and the resumable streams."""
+        """End the threads, the resumable streams and the scopes."""
+        self.scopes.close_all()
+        self.retention.close_all()
         for shelf in self._shelves.values():
             shelf.close()
         self._text_threads.shutdown(wait=False, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from contextlib import suppress
@@ -10,8 +11,10 @@ import pytest
 
 from radixrt.engine import Engine
 from radixrt.errors import InvalidRequest
+from radixrt.server import create_app
 from radixrt.server.scopes import MAX_CLOSED_PER_TENANT, MAX_SCOPES_PER_TENANT, OpenScopes
 from tests.support.asking import post, run
+from tests.support.servers import client_of
 
 GREEDY = {"max_tokens": 2, "temperature": 0}
 TWO_KEYS = {"api_keys": "a=key-number-1,b=key-number-2"}
@@ -155,6 +158,19 @@ def test_a_lifetime_is_at_most_what_the_server_allows(engine):
         assert num_scopes(engine) == 0
 
     run(engine, work, max_retention_s=1)
+
+
+def test_a_server_that_ends_leaves_no_scope_to_an_engine_that_goes_on(engine):
+    async def work():
+        app = create_app(engine)
+        async with app.router.lifespan_context(app), client_of(app) as http:
+            await http.post("/generate", json=asked("mine"))
+            await http.post("/generate", json={**asked("kept"), "prompt_cache_options": {"ttl": "1h"}})
+            await http.post("/scopes", json={})
+            assert num_scopes(engine) == 4
+        assert (num_scopes(engine), engine.stats().cache.num_held_pages) == (0, 0)
+
+    asyncio.run(work())
 
 
 class Opened:
