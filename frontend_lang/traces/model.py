@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -213,8 +214,8 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; `Trace.load` and `ReplayBackend.load` read it."""
-        plain = _plain(self)
-        TraceFile(**{item.name: getattr(plain, item.name) for item in fields(plain)}).save(path)
+        parts = {item.name: getattr(_plain(self), item.name) for item in fields(self)}
+        TraceFile(**{**parts, "nested": (), "runs": tuple(_flat(self))}).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -224,7 +225,11 @@ class Trace:
             InvalidRequest: not such a file, of another version, or its parts do not fit together.
         """
         file = TraceFile.load(path)
-        trace = cls(file.program, file.calls, file.branches, file.recording, file.error, file.nested)
+        try:
+            nested = file.nested + _nested(file.runs)
+        except ValueError as error:
+            raise InvalidRequest(f"{path} is not the trace of a run: {error}", parameter="path") from None
+        trace = cls(file.program, file.calls, file.branches, file.recording, file.error, nested)
         if (fault := next(faults(trace), None)) is not None:
             raise InvalidRequest(
                 f"{path} is not the trace of a run: {fault}", parameter="path", value=str(path)
@@ -242,14 +247,33 @@ class Trace:
         return self._before(branch.parent) + _joined(self.branch(branch.parent).segments[: branch.place])
 
 
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run inside another one, as it stands in a file.
+
+    Attributes:
+        parent: place among the saved runs of the one that started it; None = the trace itself.
+        run: without the runs inside it.
+    """
+
+    parent: int | None
+    run: TracedRun
+
+
 class TraceFile(RunFile):
-    """A saved trace."""
+    """A saved trace.
+
+    Attributes:
+        runs: all runs inside, each after its parent: readers of JSON take no deep values, and programs may recurse.
+        nested: the same as a tree, in files of earlier versions.
+    """
 
     program: str
     calls: tuple[CallRecord, ...]
     branches: tuple[TracedBranch, ...]
     error: str | None = None
     nested: tuple[TracedRun, ...] = ()
+    runs: tuple[SavedRun, ...] = ()
 
 
 def _joined(segments: tuple[Segment, ...]) -> str:
@@ -257,12 +281,36 @@ def _joined(segments: tuple[Segment, ...]) -> str:
 
 
 def _plain(trace: Trace) -> Trace:
-    """Give a trace with plain dicts, those of the runs inside included. Pure."""
-    return replace(
-        trace,
-        calls=tuple(replace(call, distribution=_dict(call.distribution)) for call in trace.calls),
-        nested=tuple(replace(run, trace=_plain(run.trace)) for run in trace.nested),
-    )
+    """Give a trace with plain dicts and without the runs inside. Pure."""
+    calls = tuple(replace(call, distribution=_dict(call.distribution)) for call in trace.calls)
+    return replace(trace, calls=calls, nested=())
+
+
+def _flat(trace: Trace) -> list[SavedRun]:
+    """Give all runs inside a trace, each after its parent; those of one parent in order. Pure."""
+    found: list[SavedRun] = []
+    waiting: deque[tuple[int | None, TracedRun]] = deque((None, run) for run in trace.nested)
+    while waiting:
+        parent, run = waiting.popleft()
+        waiting.extend((len(found), inner) for inner in run.trace.nested)
+        found.append(SavedRun(parent, replace(run, trace=_plain(run.trace))))
+    return found
+
+
+def _nested(runs: Sequence[SavedRun]) -> tuple[TracedRun, ...]:
+    """Undo `_flat`. Pure.
+
+    Raises:
+        ValueError: a run does not stand after its parent.
+    """
+    inside: dict[int | None, deque[TracedRun]] = defaultdict(deque)
+    for number in reversed(range(len(runs))):
+        parent, run = runs[number].parent, runs[number].run
+        if parent is not None and not 0 <= parent < number:
+            raise ValueError(f"saved run {number} does not stand after its parent")
+        whole = replace(run.trace, nested=run.trace.nested + tuple(inside.pop(number, ())))
+        inside[parent].appendleft(replace(run, trace=whole))
+    return tuple(inside[None])
 
 
 def _dict(distribution: Mapping[str, float] | None) -> dict[str, float] | None:

@@ -337,3 +337,26 @@ def test_a_saved_trace_that_was_tampered_with_is_refused_when_loaded_or_can_be_s
             assert trace.sent(call.index)
             assert trace.times(call.index).total_s == call.seconds
     assert 0 < num_refused < 60
+
+
+@program
+def down(s, depth):
+    s += f"{depth}" + gen("x")
+    if depth:
+        for _ in range(1 + (depth == 2)):
+            down.run(depth - 1)
+
+
+@pytest.mark.parametrize("depth", [3, 120])  # JSON's readers here take some 200 levels
+def test_what_was_saved_can_be_loaded_however_deep_runs_are(tmp_path, depth):
+    trace = down.with_options(backend=ScriptedBackend()).trace(depth)
+    trace.save(tmp_path / "run.json")
+    loaded = Trace.load(tmp_path / "run.json")
+    assert (str(loaded), loaded.html()) == (str(trace), trace.html())
+    replayed = down.with_options(backend=loaded.replay()).trace(depth)
+    assert replayed.error is None
+    data = json.loads((tmp_path / "run.json").read_text())
+    data["runs"][1]["parent"] = 1
+    (tmp_path / "run.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidRequest, match="after its parent"):
+        Trace.load(tmp_path / "run.json")
