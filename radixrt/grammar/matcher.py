@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
@@ -133,6 +133,10 @@ class GrammarMatcher(Protocol):
         To end every answer within its budget: while r tokens are left, keep the invariant that a run of at most
         r tokens is known; a sampled token after which there is none of r - 1 gives way to that run.
         """
+        ...
+
+    def rests_of(self, run: Sequence[int], token_id: int) -> Iterable[list[int]]:
+        """Guess what may end the text after a token, from a run that ended it before; cheap, to be tried out. Pure."""
         ...
 
 

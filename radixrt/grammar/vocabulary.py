@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import llguidance
@@ -126,6 +126,30 @@ class GrammarVocabulary:
         for part in split_names(text, tuple(names)):
             ids += [names[part]] if part in names else self.tokenizer.encode_continuation(part)
         return ids
+
+    def rests_of(self, run: Sequence[int], token_id: int) -> Iterator[list[int]]:
+        """Give what may still end a text after a token, where `run` would have ended it before. Pure.
+
+        The run's text goes on behind the token; or the token opened what the run's first token closes at once, as
+        `"Ann` does where the run has `""`.
+        """
+        given, spelled = self.vocab_bytes[token_id], b""
+        for place, item in enumerate(run, start=1):
+            spelled += self.vocab_bytes[item]
+            if not spelled.startswith(given[: len(spelled)]):
+                break
+            if len(spelled) >= len(given):
+                yield [*self._encode_bytes(spelled[len(given) :]), *run[place:]]
+                break
+        if run and len(self.vocab_bytes[run[0]]) > 1:
+            yield [*self._encode_bytes(self.vocab_bytes[run[0]][-1:]), *run[1:]]
+
+    def _encode_bytes(self, data: bytes) -> list[int]:
+        """Encode bytes; [] for none, and for what is not a text."""
+        try:
+            return self.encode(data.decode()) if data else []
+        except UnicodeDecodeError:
+            return []
 
     def shown(self, token_id: int) -> bytes:
         """Give the bytes of a token, or the name of one without bytes."""

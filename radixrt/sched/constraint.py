@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import chain
 
 from radixrt.errors import GrammarDeadEnd, InvalidRequest
 from radixrt.grammar.matcher import GrammarMatcher
@@ -193,7 +194,7 @@ class Constraint:
         if self.matcher.is_accepting:
             return []
         # The token may have been one more (inside a string) or one in place of the first (a digit of many).
-        for run in (known, known[1:]):
+        for run in chain(self.matcher.rests_of(known, token_id), (known, known[1:])):
             if len(run) <= room and self._closes(run):
                 return run
         return self.matcher.closing_run(room, is_quick=True)

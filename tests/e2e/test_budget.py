@@ -8,7 +8,9 @@ import pytest
 
 from radixrt import Engine, FinishReason, GrammarSpec, InvalidRequest, SamplingParams, StructuralTag
 from radixrt.grammar import compile
+from radixrt.grammar.vocabulary import GrammarVocabulary
 from tests.support.models import tiny_model
+from tests.support.tokenizers import byte_tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -161,3 +163,21 @@ def test_without_a_known_end_the_answer_may_be_cut_off_but_comes(engine, monkeyp
     output = engine.generate("x", SamplingParams(max_tokens=5, temperature=1.0, seed=1, grammar=grammar))
     assert output.finish_reason is FinishReason.LENGTH
     assert len(output.token_ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("run", "token", "rests"),
+    [
+        (['""', ","], '"', ['",', '",']),  # the token began what the run's first token closes
+        (['""', ","], "A", ['",']),
+        (["[]", ","], "[", ["],", "],"]),
+        (['"', ":", "1"], '":', ["1"]),  # the token took several of the run
+        (['"', ","], "A", []),  # the run itself may still do
+    ],
+)
+def test_what_would_have_ended_a_text_is_tried_after_a_token(run, token, rests):
+    vocabulary = GrammarVocabulary(byte_tokenizer(extra=('""', "[]", '":')))
+    ids = {data: token_id for token_id, data in enumerate(vocabulary.vocab_bytes)}
+    found = vocabulary.rests_of([ids[item.encode()] for item in run], ids[token.encode()])
+    texts = [b"".join(vocabulary.vocab_bytes[item] for item in rest).decode() for rest in found]
+    assert texts == rests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -282,3 +282,6 @@ class DFAMatcher:
 
     def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
         return self._grammar.closing_run(self._position.state, max_tokens, is_quick=is_quick)
+
+    def rests_of(self, run: Sequence[int], token_id: int) -> Iterable[list[int]]:
+        return ()  # a search costs less

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 
@@ -266,3 +266,6 @@ class LLMatcher:
 
     def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
         return self._grammar.closer.run(self._cursor, max_tokens, is_quick=is_quick)
+
+    def rests_of(self, run: Sequence[int], token_id: int) -> Iterator[list[int]]:
+        return self._vocabulary.rests_of(run, token_id)
