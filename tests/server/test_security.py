@@ -92,6 +92,28 @@ def test_default_bind_is_loopback_and_an_engine_opens_no_socket(engine):
         assert not {"zmq", "multiprocessing.connection", "xmlrpc", "socketserver"} & found, path
 
 
+# -- 3. no file of pages or prefixes -------------------------------------------------------------------------
+
+
+def test_pages_and_prefixes_live_in_memory_only():
+    """No file, so none that could be forged: whoever adds one adds its checks and this rule's tests."""
+    file_calls = {
+        "open",
+        "io.open",
+        "os.open",
+        "torch.save",
+        "np.save",
+        "np.memmap",
+        "torch.from_file",
+        "save_file",
+    }
+    file_imports = {"mmap", "safetensors", "pathlib", "tempfile", "shutil", "sqlite3", "io", "os"}
+    for path in (ROOT / "radixrt" / "kv").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert not file_imports & {name.partition(".")[0] for name in imports(tree)}, path
+        assert not file_calls & set(calls(tree)), path
+
+
 # -- 4. templates --------------------------------------------------------------------------------------------
 
 
