@@ -15,15 +15,15 @@ from radixrt.kv.pool import PagePool
 
 
 class Scope:
-    """What one scope holds, and how many sequences under way name it. Owned by Scopes."""
+    """What one scope holds, and which sequences under way use it. Owned by Scopes."""
 
-    __slots__ = ("expires_at_s", "num_users", "pages", "ttl_s")
+    __slots__ = ("expires_at_s", "pages", "ttl_s", "users")
 
     def __init__(self, ttl_s: float, now_s: float) -> None:
         self.ttl_s = ttl_s
         self.expires_at_s = now_s + ttl_s
         self.pages: set[int] = set()
-        self.num_users = 0
+        self.users: set[int] = set()
 
 
 class Scopes:
@@ -51,16 +51,20 @@ class Scopes:
             raise InvariantViolation(f"scope {scope_id} is open already")
         self._scopes[scope_id] = Scope(ttl_s, now_s)
 
-    def begin_use(self, scope_id: int) -> None:
-        """Note that a sequence names a scope; nothing happens if it is closed."""
-        if scope_id in self._scopes:
-            self._scopes[scope_id].num_users += 1
+    def begin_use(self, scope_id: int, user: int) -> None:
+        """Note that a sequence names a scope; nothing happens if it is not open.
 
-    def end_use(self, scope_id: int, *, now_s: float) -> None:
-        """Undo `begin_use` when the sequence has ended; the scope's time begins anew."""
+        Args:
+            user: tells the sequence from all others, e.g. its arrival.
+        """
         if scope_id in self._scopes:
-            scope = self._scopes[scope_id]
-            scope.num_users -= 1
+            self._scopes[scope_id].users.add(user)
+
+    def end_use(self, scope_id: int, user: int, *, now_s: float) -> None:
+        """Undo `begin_use`, if it had an effect, when the sequence has ended; the scope's time begins anew."""
+        scope = self._scopes.get(scope_id)
+        if scope is not None and user in scope.users:
+            scope.users.remove(user)
             scope.expires_at_s = now_s + scope.ttl_s
 
     def hold(self, scope_id: int, pages: Iterable[int], *, now_s: float) -> bool:
@@ -93,7 +97,7 @@ class Scopes:
         if self._scopes:
             late = [key for key, scope in self._scopes.items() if scope.expires_at_s <= now_s]
             for scope_id in late:
-                if not self._scopes[scope_id].num_users:
+                if not self._scopes[scope_id].users:
                     self.close(scope_id)
 
     def break_oldest(self) -> bool:
@@ -111,8 +115,6 @@ class Scopes:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the counts are right and within their limits."""
-        if any(scope.num_users < 0 for scope in self._scopes.values()):
-            raise InvariantViolation("a scope was given up by more sequences than used it")
         num_held = sum(len(scope.pages) for scope in self._scopes.values())
         if num_held != self.num_held_pages or num_held > self._max_pages:
             raise InvariantViolation(

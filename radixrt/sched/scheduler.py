@@ -61,7 +61,7 @@ class Scheduler:
         sequence.submitted_at_s = now_s
         self.waiting.add(sequence)
         if sequence.request.scope_id is not None:
-            self.cache.scopes.begin_use(sequence.request.scope_id)
+            self.cache.scopes.begin_use(sequence.request.scope_id, sequence.arrival)
         if sequence.request.timeout_s is not None:
             if len(self._deadlines) > 2 * (len(self.waiting) + len(self.running)):
                 self._deadlines = [
@@ -400,7 +400,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         if sequence.request.scope_id is not None:
-            self.cache.scopes.end_use(sequence.request.scope_id, now_s=self.cache.now_s)
+            self.cache.scopes.end_use(sequence.request.scope_id, sequence.arrival, now_s=self.cache.now_s)
 
     def _give_back(self, sequence: Sequence) -> None:
         """Publish a running sequence's computed tokens and release its lease."""

@@ -20,7 +20,8 @@ class Walk:
         self.live = []  # (lease, tokens)
         self.published = []
         self.num_scopes = 0
-        self.used = []  # scopes that a sequence under way names
+        self.used = []  # (scope, user): scopes that a sequence under way names
+        self.num_users = 0
 
     def tokens(self, low, high):
         return array("i", [self.rng.randrange(2) for _ in range(self.rng.randrange(low, high))])
@@ -94,16 +95,17 @@ class Walk:
         elif draw < 0.3:
             closed = self.rng.randrange(self.num_scopes + 1)
             scopes.close(closed)
-            self.used = [scope_id for scope_id in self.used if scope_id != closed]
+            self.used = [item for item in self.used if item[0] != closed]
         elif draw < 0.4:
             scopes.expire(self.cache.now_s)
-            assert all(scope_id in scopes for scope_id in self.used), "a scope in use ran out"
+            assert all(scope_id in scopes for scope_id, _ in self.used), "a scope in use ran out"
         elif draw < 0.5:
             if self.num_scopes and (last := self.num_scopes - 1) in scopes:
-                scopes.begin_use(last)
-                self.used.append(last)
+                self.num_users += 1
+                scopes.begin_use(last, self.num_users)
+                self.used.append((last, self.num_users))
         elif draw < 0.6 and self.used:
-            scopes.end_use(self.used.pop(), now_s=self.cache.now_s)
+            scopes.end_use(*self.used.pop(), now_s=self.cache.now_s)
         elif self.published:
             recent = range(max(self.num_scopes - 4, 0), self.num_scopes + 1)
             self.cache.hold(self.rng.choice(recent), NS, self.rng.choice(self.published))
@@ -150,8 +152,8 @@ def test_pages_always_hold_what_the_tree_says(page_size, num_walk_operations):
             raise
         for lease, _ in walk.live:
             walk.cache.release(lease)
-        for scope_id in walk.used:
-            walk.cache.scopes.end_use(scope_id, now_s=walk.cache.now_s)
+        for used in walk.used:
+            walk.cache.scopes.end_use(*used, now_s=walk.cache.now_s)
         walk.cache.scopes.expire(float("inf"))
         walk.cache.clear()
         walk.cache.check()

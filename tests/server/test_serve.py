@@ -43,6 +43,11 @@ def wait_for(condition, timeout_s=30):
         time.sleep(0.02)
 
 
+def num_open(metrics):
+    [line] = [line for line in metrics.splitlines() if line.startswith("radixrt:http_requests_open{")]
+    return float(line.rpartition(" ")[2])
+
+
 def test_requests_under_way_are_finished_after_sigterm(model_folder):
     with served(model_folder, *SMALL, "--drain-s", "300") as (url, process):
         asked = [ask_in_thread(url, {**LONG, "max_tokens": 150, "stream": True}) for _ in range(4)]
@@ -61,6 +66,8 @@ def test_what_outlasts_the_drain_gets_an_error(model_folder):
             for is_stream in (True, False)
         ]
         wait_for(lambda: "begun" in asked[0][1])
+        # Both have come, and this one: whoever has not is not let in any more.
+        wait_for(lambda: num_open(httpx2.get(f"{url}/metrics").text) == 3)
         process.send_signal(signal.SIGTERM)
         for thread, _ in asked:
             thread.join(60)

@@ -199,9 +199,9 @@ def test_control_tokens_in_tools_and_calls_are_plain_text(engines, engine, name)
             service = http._transport.app.state.service
             start = service.start
 
-            async def spied(requests, **options):
+            async def spied(visit, requests, **options):
                 seen.extend(requests)
-                return await start(requests, **options)
+                return await start(visit, requests, **options)
 
             service.start = spied
             return await http.post(CHAT, json=body)
