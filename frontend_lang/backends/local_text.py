@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 import tokenizers
 
 from frontend_lang.backends.values import InvalidRequest, TextPiece, ToolForm
 from radixrt.text.tokenizer import Tokenizer
-
-FormChoice = Literal["auto", "hermes", "llama3", "mistral"]
-
-
-class RuntimeChat(Protocol):
-    """A chat template."""
-
-    def open_role(self, history: Sequence[Mapping[str, str]], role: str) -> tuple[str, str]: ...
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[TextPiece]: ...
+from radixrt.text.tool_forms import FormChoice as FormChoice
+from radixrt.text.tool_forms import FormTokenizer
 
 
-class RuntimeTokenizer(Protocol):
-    """The part of a radixrt tokenizer that a program needs."""
+class RuntimeTokenizer(FormTokenizer, Protocol):
+    """The part of a radixrt tokenizer that a program needs, besides what tells the form of tool calls."""
 
     @property
     def eos_ids(self) -> Sequence[int]: ...
-
-    @property
-    def special_ids(self) -> AbstractSet[int]: ...
-
-    @property
-    def chat(self) -> RuntimeChat | None: ...
-
-    def token_text(self, token_id: int) -> str: ...
 
     def encode(self, text: str) -> list[int]: ...
 
