@@ -95,6 +95,9 @@ class RequestAborted(EngineError):
 class DeadlineExceeded(EngineError):
     """The request was not done within its timeout_s."""
 
+    def __init__(self, message: str = "the request was not done within its timeout_s") -> None:
+        super().__init__(message)
+
 
 class EngineStopped(EngineError):
     """The engine was closed or died; the cause, if any, is chained."""

@@ -283,7 +283,7 @@ class GenerateRequest:
         if self.timeout_s is None:
             return self
         if seconds >= self.timeout_s:
-            raise DeadlineExceeded("the request was not done within its timeout_s")
+            raise DeadlineExceeded()
         return replace(self, timeout_s=self.timeout_s - seconds)
 
 

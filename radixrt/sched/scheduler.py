@@ -77,7 +77,7 @@ class Scheduler:
             _, _, sequence = heapq.heappop(self._deadlines)
             if sequence.status is not SequenceStatus.FINISHED:
                 self._end(sequence)
-                error = DeadlineExceeded("the request was not done within its timeout_s")
+                error = DeadlineExceeded()
                 updates.append(SequenceUpdate(sequence, (), error=error))
         return updates
 

@@ -19,7 +19,6 @@ from radixrt.loop import Ticket
 from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
 
 T = TypeVar("T")
-LATE = "the request was not done within its timeout_s"
 Submit = Callable[[GenerateRequest, Deliver], Ticket]
 Item = tuple[int, OutputChunk | BaseException]
 
@@ -110,7 +109,7 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
                         executor, lambda: _submit_all(submit, requests, inbox, deadline_s)
                     )
             except TimeoutError:
-                raise DeadlineExceeded(LATE) from None
+                raise DeadlineExceeded() from None
         else:
             tickets = _submit_all(submit, requests, inbox, deadline_s)
         return cls(requests, inbox, tickets, None if watch is None else watch())
@@ -168,7 +167,7 @@ def left_s(deadline_s: float) -> float:
     """
     left = deadline_s - time.perf_counter()
     if left <= 0:
-        raise DeadlineExceeded(LATE)
+        raise DeadlineExceeded()
     return left
 
 
