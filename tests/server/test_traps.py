@@ -351,11 +351,14 @@ def test_whatever_comes_before_the_engine_takes_from_a_requests_time(engine, mon
 
 
 def test_waiting_for_a_thread_takes_from_a_requests_time(engine, monkeypatch):
-    get, submit, seen = engine.grammars.get, engine.submit, []
+    get, submit, seen, holding, asked_for = engine.grammars.get, engine.submit, [], [], set()
 
     def slowly(spec, **options):
         if "slow" in spec.text:
-            time.sleep(0.6)
+            holding.append(spec)
+            while "late" not in asked_for:
+                time.sleep(0.01)
+            time.sleep(0.8)  # from about when the late one arrives
         return get(spec, **options)
 
     def submitted(request, deliver):
@@ -366,9 +369,16 @@ def test_waiting_for_a_thread_takes_from_a_requests_time(engine, monkeypatch):
     monkeypatch.setattr(engine, "submit", submitted)
 
     async def work(http):
-        texts = [*(f"slow{number}" for number in range(NUM_GRAMMAR_THREADS)), "late"]
         body = {"prompt": "a", "max_tokens": 8, "radixrt": {"timeout_s": 30}}
-        asked = [http.post("/v1/completions", json={**body, "regex": text}) for text in texts]
+
+        def ask(text):
+            return asyncio.ensure_future(http.post("/v1/completions", json={**body, "regex": text}))
+
+        asked = [ask(f"slow{number}") for number in range(NUM_GRAMMAR_THREADS)]
+        while len(holding) < NUM_GRAMMAR_THREADS:  # else the late one could find a free thread
+            await asyncio.sleep(0.01)
+        asked.append(ask("late"))
+        asked_for.add("late")
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 
     run(engine, work)
