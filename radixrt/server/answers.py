@@ -15,6 +15,8 @@ from radixrt.explain import PrefixReport
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import FinishReason, TokenLogprob, Usage
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
 
 def answer_id(kind: str) -> str:
     """Give a new id, e.g. "chatcmpl-..."."""
@@ -23,7 +25,7 @@ def answer_id(kind: str) -> str:
 
 def dump(value: Any) -> str:
     """Give compact JSON text."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def json_response(value: Any) -> Response:

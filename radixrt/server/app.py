@@ -32,15 +32,15 @@ from radixrt.server.reading import Body
 from radixrt.server.service import Service
 from radixrt.server.tracing import TELEMETRY, annotate
 
-ROUTERS = (
-    routes_health.router,
-    routes_metrics.router,
-    routes_models.router,
+ROUTERS = (  # a request tries one after the other
     routes_chat.router,
     routes_completions.router,
     routes_native.router,
-    routes_decisions.router,
     routes_responses.router,
+    routes_decisions.router,
+    routes_models.router,
+    routes_health.router,
+    routes_metrics.router,
 )
 BODIES: tuple[type[Body], ...] = (
     ChatBody,

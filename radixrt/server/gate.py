@@ -29,6 +29,7 @@ class Visit:
     Attributes:
         request_id: made here; a client's own id is a label in the log, nothing else.
         started_s: when it arrived, by time.perf_counter.
+        num_body_bytes: of its body, once read.
         deadline_s: when it must be done, by the same clock; set once its body is read.
         notes: what the routes want in the log's line.
     """
@@ -38,6 +39,7 @@ class Visit:
     started_s: float = field(default_factory=time.perf_counter)
     status: int = 0
     notes: dict[str, Any] = field(default_factory=dict)
+    num_body_bytes: int = 0
     deadline_s: float = float("inf")
 
 

@@ -16,7 +16,6 @@ from radixrt.server.retired import RETIRED_FIELDS
 
 MAX_DEPTH = 128  # of the JSON text; the validating parser's own limit is 200
 MAX_ERRORS = 1000
-LARGE_BODY_BYTES = 1 << 16  # a larger one is read in a thread
 
 _NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -48,24 +47,16 @@ class Body(BaseModel):
 BodyType = TypeVar("BodyType", bound=Body)
 
 
-async def read_body(request: Request, kind: type[BodyType], *, max_bytes: int, timeout_s: float) -> BodyType:
-    """Read and check a JSON body.
+async def read_json(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
+    """Read a body that says it is JSON.
 
     Raises:
         Refusal: 413 too many bytes, 408 too slow, 415 not JSON by its content type.
-        InvalidRequest: not JSON, nested too deeply, or a field that breaks a rule (names it).
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         # Browsers send other types across sites without asking, so they are not taken for JSON.
         raise refused(415, "the body must have the content type application/json", code="not_json")
-    raw = await _read_bytes(request, max_bytes=max_bytes, timeout_s=timeout_s)
-    if len(raw) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(parse_body, raw, kind)
-    return parse_body(raw, kind)
-
-
-async def _read_bytes(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     try:
@@ -84,7 +75,7 @@ def parse_body(raw: bytes, kind: type[BodyType]) -> BodyType:
     """Parse and check a JSON text. Pure.
 
     Raises:
-        InvalidRequest: as `read_body`.
+        InvalidRequest: not JSON, nested too deeply, or a field that breaks a rule (names it).
     """
     check_depth(raw)
     try:

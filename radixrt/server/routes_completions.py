@@ -82,6 +82,8 @@ async def _answer(service: Service, visit: Visit, body: CompletionBody) -> Respo
     }
     if found:
         answer["radixrt"] = details_json(usage, found)
+    if plan.num_logprobs is None:
+        return json_response(answer)
     return await service.in_thread(lambda: json_response(answer))
 
 
@@ -100,7 +102,7 @@ async def _plan(service: Service, visit: Visit, body: CompletionBody) -> _Plan:
         prompt_logprobs=body.logprobs if has_echo else None,
         grammar=None if constraint is None else constraint.spec,
     )
-    prompts = await service.in_thread(lambda: _encoded(service, body))
+    prompts = await service.on_text(visit, lambda: _encoded(service, body))
     if len(prompts) * sampling.n > MAX_SEQUENCES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_SEQUENCES}", parameter="n")
     terms = service.terms(visit, body)

@@ -205,8 +205,8 @@ async def _plan(
     if body.shown_token_ids:
         sampling = replace(sampling, shown_token_ids=tuple(body.shown_token_ids))
     tokenizer = service.engine.tokenizer
-    prompt_ids = await service.in_thread(
-        lambda: prompt_ids_of(tokenizer, body, "prompt, segments or prompt_ids")
+    prompt_ids = await service.on_text(
+        visit, lambda: prompt_ids_of(tokenizer, body, "prompt, segments or prompt_ids")
     )
     terms = service.terms(visit, body)
     if (scope_id := _scope_id(service, visit, body)) is not None:

@@ -212,27 +212,23 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: nobody waits any more. Otherwise what the work raises.
     """
-    doing = asyncio.ensure_future(work)
-    listening = asyncio.ensure_future(_disconnected(receive))
+    doing = asyncio.current_task()
+    assert doing is not None
+    num_cancels, has_gone = doing.cancelling(), False
+
+    async def listen() -> None:
+        nonlocal has_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_gone = True
+        doing.cancel()  # it waits inside the work: this runs while it does not
+
+    listening = asyncio.ensure_future(listen())
     try:
-        await asyncio.wait({doing, listening}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientDisconnect
-        return doing.result()
+        return await work
+    except asyncio.CancelledError:
+        if has_gone and doing.uncancel() <= num_cancels:
+            raise ClientDisconnect from None
+        raise
     finally:
-        await _cancel(doing)
-        await _cancel(listening)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has put away what it held."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # looked at: what fails while it is given up is nobody's error
+        listening.cancel()

@@ -22,7 +22,7 @@ from radixrt.server.bodies import CallBody
 from radixrt.server.constraints import Constraint
 from radixrt.server.errors import pointed
 from radixrt.server.gate import Load, Visit, visit_of
-from radixrt.server.reading import BodyType, read_body
+from radixrt.server.reading import BodyType, parse_body, read_json
 from radixrt.server.resuming import Shelf
 from radixrt.server.retention import Retention, parse_ttl_s
 from radixrt.server.running import Batch, left_s
@@ -40,6 +40,10 @@ NUM_GRAMMAR_THREADS = 4
 DEFAULT_TTL_S = 1800
 LONG_TTL_S = 86_400
 URGENT_TIERS = ("priority", "fast")
+LARGE_BODY_BYTES = 1 << 16  # a larger one is parsed in a thread
+SHORT_BODY_BYTES = (
+    1 << 11
+)  # to encode its text takes about a millisecond; the way to a thread and back, a quarter of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Service:
         self.argument_schemas = ArgumentSchemas(engine.grammars.get)
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
+        self._text_threads.submit(engine.tokenizer.warm)
 
     def count(self, scope: Scope, visit: Visit) -> Callable[[], None]:
         """Count an HTTP request; give what counts its end."""
@@ -120,13 +125,19 @@ class Service:
     async def body(self, request: Request, kind: type[BodyType]) -> BodyType:
         """Read a request's body within the limits."""
         config = self.config
-        return await read_body(
-            request, kind, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s
-        )
+        raw = await read_json(request, max_bytes=config.max_body_bytes, timeout_s=config.body_timeout_s)
+        visit_of(request.scope).num_body_bytes = len(raw)
+        if len(raw) > LARGE_BODY_BYTES:
+            return await self.in_thread(lambda: parse_body(raw, kind))
+        return parse_body(raw, kind)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what takes a text's length of time (encoding, templates) off the event loop."""
+        """Do what may take long off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
+
+    async def on_text(self, visit: Visit, work: Callable[[], T]) -> T:
+        """Encode text: at once if the body was short, else in a thread. Not for templates, which may take any time."""
+        return work() if visit.num_body_bytes <= SHORT_BODY_BYTES else await self.in_thread(work)
 
     async def start(
         self, visit: Visit, requests: Sequence[GenerateRequest], *, constraint: Constraint | None = None

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from radixrt.server.running import Batch, until_disconnect
 
 DONE = b"data: [DONE]\n\n"
-_LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+_LINE_BREAKS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 class EventStream(EventSourceResponse):
@@ -42,7 +42,9 @@ def event(data: str, *, name: str | None = None, event_id: str | None = None) ->
     where they stand inside strings, they are escaped.
     """
     if not data.isascii():
-        data = data.translate(_LINE_BREAKS)
+        for character, escaped in _LINE_BREAKS.items():
+            if character in data:
+                data = data.replace(character, escaped)
     if name is None and event_id is None and "\n" not in data and "\r" not in data:
         return f"data: {data}\n\n".encode()
     return format_sse_event(data_str=data, event=name, id=event_id)
