@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,8 +27,10 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20  # what the template itself may add
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _FIELDS = frozenset({"role", "content"})
 _FIELDS_OF = {"assistant": frozenset({"tool_calls"}), "tool": frozenset({"tool_call_id", "name"})}
-_STAND_IN = re.compile(r"content[0-9a-f]{32}")
 _AS_JSON = "-written-as-json"  # marks a name that the template wrote through its filter `tojson`
+# A name's first letter is no hexadecimal digit: what looks like a name never takes the beginning of a real one away.
+_STAND_IN = re.compile(r"text[0-9a-f]{32}")
+_MARKED = re.compile(f"({_STAND_IN.pattern})(?:{_AS_JSON})*")
 # What `render` sets itself; a caller's variable of such a name would forge a prompt.
 _OWN_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"}
@@ -117,16 +119,17 @@ class ChatTemplate:
             shown[index]["content"] = messages[index]["content"].replace(cores[index], name)
         text = self._run(shown, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools)
         contents = {**(stand_ins or {}), **{name: cores[index] for name, index in names.items()}}
-        pieces = _pieces(text, contents)
+        parts = _cut(text, contents)
+        written = {part.partition(_AS_JSON)[0] for part in parts[1::2]}
         for name, index in names.items():
-            if name not in text and not messages[index].get("tool_calls"):
+            if name not in written and not messages[index].get("tool_calls"):
                 raise InvalidRequest(
                     f"the model's chat template drops or changes the content of message {index} "
                     f"(role {messages[index]['role']!r})",
                     parameter="messages",
                     value=messages[index]["role"],
                 )
-        return pieces
+        return _pieces(parts, contents)
 
     def open_role(self, history: Sequence[Message], role: str) -> tuple[str, str]:
         """Give the template text before and after the content of the message that follows `history`.
@@ -169,7 +172,7 @@ class ChatTemplate:
             text = text.replace(f'"{name}{_AS_JSON}"', name)
         if _AS_JSON in text:
             raise _refused_role(role, "it writes a message as a part of JSON text")
-        parts = _split(text, names)
+        parts = _cut(text, names)
         if parts[1::2] != list(names):
             raise _refused_role(role, "it drops, repeats or changes a message")
         return parts[::2]
@@ -266,17 +269,25 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 
 def _sentinel() -> str:
-    return f"content{secrets.token_hex(16)}"
+    return f"text{secrets.token_hex(16)}"
 
 
-def _pieces(text: str, contents: Mapping[str, str]) -> list[TextPiece]:
-    """Cut rendered text at the names of contents and put these in their places."""
-    if not contents:
-        return [TextPiece(text, is_template=True)] if text else []
+def _cut(text: str, names: Collection[str]) -> list[str]:
+    """Cut text at the names; even entries are what lies between, odd entries are names with their marks. Pure."""
+    parts, position = [], 0
+    for found in _MARKED.finditer(text):
+        if found[1] in names:
+            parts += [text[position : found.start()], found[0]]
+            position = found.end()
+    return [*parts, text[position:]]
+
+
+def _pieces(parts: Sequence[str], contents: Mapping[str, str]) -> list[TextPiece]:
+    """Put the contents in the places of their names; `parts` as `_cut` gives them."""
     pieces: list[TextPiece] = []
-    for part in re.split(f"((?:{'|'.join(contents)})(?:{_AS_JSON})*)", text):
-        name, *marks = part.split(_AS_JSON)
-        if name in contents:
+    for index, part in enumerate(parts):
+        if index % 2:
+            name, *marks = part.split(_AS_JSON)
             content = contents[name]
             for _ in marks:
                 content = json.dumps(content, ensure_ascii=False)[1:-1]
@@ -304,13 +315,6 @@ def shielded(value: Any, controls: re.Pattern[str]) -> tuple[Any, dict[str, str]
         return [walk(inner) for inner in item] if isinstance(item, list) else item
 
     return walk(value), {name: text for text, name in names.items()}
-
-
-def _split(text: str, names: Sequence[str]) -> list[str]:
-    """Cut text at the names; even entries are what lies between, odd entries are names."""
-    if not names:
-        return [text]
-    return re.split(f"({'|'.join(names)})", text)
 
 
 class _GenerationTag(jinja2.ext.Extension):

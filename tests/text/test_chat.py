@@ -236,3 +236,15 @@ def test_a_content_that_the_template_writes_as_json_has_its_quotes() -> None:
     inside = source.replace("{{ m.content | tojson }}", "{{ ['x' + m.content] | tojson }}")
     with pytest.raises(InvalidRequest, match="part of JSON text"):
         ChatTemplate(inside).open_role([user("a"), assistant("b")], "tool")
+
+
+@pytest.mark.parametrize(
+    "beside", ["t", "tex", "text", "text0", "texttext", "text" + "0" * 31, "text" + "a" * 32, "0"]
+)
+def test_text_that_looks_like_a_stand_in_takes_nothing_from_one(beside: str) -> None:
+    template = ChatTemplate(
+        "{{ tools[0].d }}{% for m in messages %}{{ m.content }}{{ tools[0].d }}{% endfor %}"
+    )
+    pieces = template.render([user("mine"), user("yours")], tools=[{"d": beside}])
+    assert "".join(piece.text for piece in pieces) == f"{beside}mine{beside}yours{beside}"
+    assert [piece.text for piece in pieces if not piece.is_template] == ["mine", "yours"]
