@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import queue
@@ -48,36 +47,38 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class LogWriter(logging.Handler):
-    """Write lines in a thread of its own: a stream that takes nothing must not hold up requests.
+    """Put records into lines and write them, in a thread of its own: a stream that takes nothing must not hold up requests.
 
-    Invariant: at most MAX_WAITING_LINES wait; what comes when it is full is dropped and counted.
+    Invariant: about MAX_WAITING_LINES wait at most; what comes when it is full is dropped and counted.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self.num_dropped = 0
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_WAITING_LINES)
+        self._records: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="radixrt-log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record; never waits."""
-        try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
+        if self._records.qsize() >= MAX_WAITING_LINES:
             self.num_dropped += 1
+        else:
+            self._records.put(record)
 
     def finish(self, *, timeout_s: float = 1.0) -> None:
         """Write what waits, as far as the stream takes it within the time."""
-        with contextlib.suppress(queue.Full):
-            self._lines.put(None, timeout=timeout_s)
+        self._records.put(None)
         self._thread.join(timeout_s)
 
     def _write(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._stream.write(line + "\n")
-            if self._lines.empty():
+        while (record := self._records.get()) is not None:
+            try:
+                self._stream.write(self.format(record) + "\n")
+            except (TypeError, ValueError):  # what was to be said cannot be: the record itself is at fault
+                self.handleError(record)
+            if self._records.empty():
                 self._stream.flush()
         self._stream.flush()
 
