@@ -241,10 +241,12 @@ class Trace:
         return ReplayBackend(self.recording)
 
     def _before(self, path: str) -> str:
+        parts: list[str] = []
         branch = self.branch(path)
-        if branch.parent is None:
-            return ""
-        return self._before(branch.parent) + _joined(self.branch(branch.parent).segments[: branch.place])
+        while branch.parent is not None:
+            place, branch = branch.place, self.branch(branch.parent)
+            parts.append(_joined(branch.segments[:place]))
+        return "".join(reversed(parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,19 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from frontend_lang.trace import CallRecord, counts
-from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, num_calls, pieces
+from frontend_lang.traces.tree import (
+    Called,
+    Forked,
+    Item,
+    Nested,
+    Ran,
+    Said,
+    Written,
+    flat,
+    items,
+    num_calls,
+    pieces,
+)
 from frontend_lang.transcript import Segment
 
 if TYPE_CHECKING:
@@ -61,10 +73,10 @@ def as_page(trace: Trace) -> str:
 
 def as_fragment(trace: Trace) -> str:
     """Give the trace as an element with its own style, to stand in another page. Pure."""
-    return "".join(_trace(trace))
+    return "".join(flat(_trace(trace)))
 
 
-def _trace(trace: Trace) -> Iterator[str]:
+def _trace(trace: Trace) -> Nested:
     yield f'<style>{STYLE}</style><main class="radixrt-trace"><h1>{_safe(trace.program)}</h1>'
     yield f'<p><span class="num-calls">{len(trace.calls)}</span> calls '
     yield '<button data-open="yes" hidden>open all</button> <button data-open="no" hidden>close all</button></p>'
@@ -74,37 +86,37 @@ def _trace(trace: Trace) -> Iterator[str]:
     for name, count in counts(trace.calls):
         yield f'<tr><th>{name} tokens</th><td data-count="{name}">{_told(count)}</td></tr>'
     yield "</table>"
-    yield from _branch(trace, trace.branch())
+    yield _branch(trace, trace.branch())
     yield "</main>"
 
 
-def _branch(trace: Trace, branch: TracedBranch) -> Iterator[str]:
+def _branch(trace: Trace, branch: TracedBranch) -> Nested:
     yield f'<section class="branch" data-branch="{_safe(branch.path)}"><div class="place">{_safe(branch.path)}</div>'
     for item in items(trace, branch):
-        yield from _item(trace, item)
+        yield _item(trace, item)
     if branch.error is not None:
         yield f'<pre class="error">\n{_safe(branch.error)}</pre>'
     yield "</section>"
 
 
-def _item(trace: Trace, item: Item) -> Iterator[str]:
+def _item(trace: Trace, item: Item) -> Nested:
     match item:
         case Said(segments=segments):
             yield f'<pre class="said">{"".join(map(_segment, segments))}</pre>'
         case Called(record=call):
-            yield from _call(trace, call)
+            yield _call(trace, call)
             if call.kind != "decide":  # which writes nothing
                 yield f'<pre class="written">\n{"".join(map(_piece, pieces(call)))}</pre>'
         case Ran(trace=inner):
-            yield from _run(inner)
+            yield _run(inner)
         case Forked(branches=branches):
             yield f'<details class="fork" open><summary><b>fork({len(branches)})</b></summary>'
             for branch in branches:
-                yield from _branch(trace, branch)
+                yield _branch(trace, branch)
             yield "</details>"
 
 
-def _run(trace: Trace) -> Iterator[str]:
+def _run(trace: Trace) -> Nested:
     """Give a run inside another one."""
     yield f'<details class="run" data-run="{_safe(trace.program)}" open><summary><b>run {_safe(trace.program)}</b>'
     yield f'<span class="count">{num_calls(trace)}</span>'
@@ -113,7 +125,7 @@ def _run(trace: Trace) -> Iterator[str]:
     yield "</summary>"
     if trace.error is not None:
         yield f'<pre class="error">\n{_safe(trace.error)}</pre>'
-    yield from _branch(trace, trace.branch())
+    yield _branch(trace, trace.branch())
     yield "</details>"
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from frontend_lang.trace import CallRecord, counts
-from frontend_lang.traces.tree import Called, Forked, Item, Ran, Said, Written, items, num_calls, pieces
+from frontend_lang.traces.tree import (
+    Called,
+    Forked,
+    Item,
+    Nested,
+    Ran,
+    Said,
+    Written,
+    flat,
+    items,
+    num_calls,
+    pieces,
+)
 
 if TYPE_CHECKING:
     from frontend_lang.traces.model import Trace, TracedBranch
@@ -17,14 +29,15 @@ MOST_PIECES = 8  # of a text of which some was forced
 
 def as_text(trace: Trace) -> str:
     """Give the tree. Pure."""
-    return "\n".join(_run(trace))
+    return "\n".join(flat(_run(trace, "", "")))
 
 
-def _run(trace: Trace) -> Iterator[str]:
-    yield f"{trace.program}: {num_calls(trace)}, {_counts(trace.calls)}"
-    yield from _branch(trace, trace.branch(), "")
+def _run(trace: Trace, first: str, rest: str) -> Nested:
+    """Give a run's lines; `first` stands before the first one, `rest` before the others. So it is everywhere here."""
+    yield f"{first}{trace.program}: {num_calls(trace)}, {_counts(trace.calls)}"
+    yield _branch(trace, trace.branch(), rest)
     if trace.error is not None:
-        yield f"failed: {_short(trace.error)}"
+        yield f"{rest}failed: {_short(trace.error)}"
 
 
 def _counts(calls: Sequence[CallRecord]) -> str:
@@ -37,43 +50,44 @@ def _counts(calls: Sequence[CallRecord]) -> str:
     return ", ".join(words)
 
 
-def _branch(trace: Trace, branch: TracedBranch, margin: str) -> Iterator[str]:
+def _branch(trace: Trace, branch: TracedBranch, margin: str) -> Nested:
     found = [item for item in items(trace, branch) if not isinstance(item, Said) or _own(item)]
     for place, item in enumerate(found):
         is_last = place == len(found) - 1 and branch.error is None
         first, rest = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
-        for number, line in enumerate(_item(trace, item)):
-            yield margin + (rest if number else first) + line
+        yield _item(trace, item, margin + first, margin + rest)
     if branch.error is not None:
         yield f"{margin}└─ ended by {_short(branch.error)}"
 
 
-def _item(trace: Trace, item: Item) -> Iterator[str]:
+def _item(trace: Trace, item: Item, first: str, rest: str) -> Nested:
     match item:
         case Said():
-            yield _short(_own(item))
+            yield first + _short(_own(item))
         case Called(record=call):
-            times = trace.times(call.index)
-            queued = "" if times.queued_s is None else f", queued {times.queued_s:.3f} s"
-            first = "" if times.first_token_s is None else f", first token {times.first_token_s:.3f} s"
-            tries = f", {times.num_requests} requests" if times.num_requests > 1 else ""
-            yield f"{call.label}  {_counts([call])}, {call.seconds:.3f} s{queued}{first}{tries}{_masked(call)}"
+            yield first + _told(trace, call)
             if call.distribution is not None:
-                yield "   " + ", ".join(
-                    f"{choice!r} {share:.0%}" for choice, share in call.distribution.items()
-                )
+                shares = [f"{choice!r} {share:.0%}" for choice, share in call.distribution.items()]
+                yield f"{rest}   {', '.join(shares)}"
             if call.error is not None:
-                yield f"   failed: {_short(call.error)}"
+                yield f"{rest}   failed: {_short(call.error)}"
             elif call.kind != "decide":  # which writes nothing
-                yield "   " + _written(call)
+                yield f"{rest}   {_written(call)}"
         case Ran(trace=inner):
-            for number, line in enumerate(_run(inner)):
-                yield f"   {line}" if number else f"run {line}"
+            yield _run(inner, f"{first}run ", f"{rest}   ")
         case Forked(branches=branches):
-            yield f"fork({len(branches)})"
+            yield f"{first}fork({len(branches)})"
             for branch in branches:
-                yield f"   {branch.path}"
-                yield from _branch(trace, branch, "   ")
+                yield f"{rest}   {branch.path}"
+                yield _branch(trace, branch, f"{rest}   ")
+
+
+def _told(trace: Trace, call: CallRecord) -> str:
+    times = trace.times(call.index)
+    queued = "" if times.queued_s is None else f", queued {times.queued_s:.3f} s"
+    first = "" if times.first_token_s is None else f", first token {times.first_token_s:.3f} s"
+    tries = f", {times.num_requests} requests" if times.num_requests > 1 else ""
+    return f"{call.label}  {_counts([call])}, {call.seconds:.3f} s{queued}{first}{tries}{_masked(call)}"
 
 
 def _own(said: Said) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from frontend_lang.trace import CallRecord
 from frontend_lang.transcript import Segment
@@ -61,6 +61,22 @@ def pieces(call: CallRecord) -> list[Written]:
         last = span.text_stop
     found.append(Written(call.text[last:], is_forced=False))
     return [piece for piece in found if piece.text] or [Written("", is_forced=False)]
+
+
+Nested: TypeAlias = "Iterator[str | Nested]"
+
+
+def flat(parts: Nested) -> Iterator[str]:
+    """Give the texts of nested iterators in order, however deep: a program may fork a fork a thousand times."""
+    under_way = [parts]
+    while under_way:
+        for part in under_way[-1]:
+            if not isinstance(part, str):
+                under_way.append(part)
+                break
+            yield part
+        else:
+            under_way.pop()
 
 
 def num_calls(trace: Trace) -> str:

@@ -308,3 +308,18 @@ def test_the_questions_of_a_decide_are_shown_as_they_were_sent(engine):
     assert escape(questions[1]) in trace.html()
     kinds = [line.strip("│├└─ ").partition("  ")[0] for line in str(trace).splitlines()]
     assert kinds.index("'Judge. | A letter'") < kinds.index("decide d") < kinds.index("gen x")
+
+
+@program
+def chained(s, depth):
+    for _ in range(depth):
+        [s] = s.fork(1)
+        s += "x"
+    s += gen("y")
+
+
+def test_a_fork_of_a_fork_of_a_fork_is_shown_however_deep():
+    trace = chained.with_options(backend=ScriptedBackend(["end"])).run(500).trace
+    assert trace.prompt(0) == "x" * 500
+    assert trace.html().count('<section class="branch"') == 501
+    assert str(trace).splitlines()[-1].strip() == "'end'"
