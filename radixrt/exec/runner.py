@@ -139,7 +139,7 @@ class ModelRunner:
         outcomes = iter(zip(drawn, sample_at, rows, removed, strict=True))
         results = []
         for chunk, scored in zip(plan.chunks, scored_at, strict=True):
-            known = self._score(chunk, logits[scored.start : scored.stop])
+            known = self._score(chunk, logits[scored.start : scored.stop]) if scored else ()
             if not chunk.wants_sample:
                 results.append(ChunkResult(scored=known))
                 continue

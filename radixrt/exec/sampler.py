@@ -33,35 +33,38 @@ def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtErro
     """
     if not rows:
         return []
-    token_ids = _likeliest(logits).tolist()
-    best = logits[torch.arange(len(rows)), token_ids].tolist()
+    token_ids, best = _likeliest(logits)
     changed = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
-    values = dict(zip(range(len(rows)), logits.unbind(), strict=True))
+    adjusted: dict[int, torch.Tensor] = {}
     if changed:
-        adjusted = _adjust(logits[changed], [rows[index] for index in changed])
-        values.update(zip(changed, adjusted.unbind(), strict=True))
-        for place, (index, token_id) in enumerate(zip(changed, _likeliest(adjusted).tolist(), strict=True)):
-            token_ids[index], best[index] = token_id, float(adjusted[place, token_id])
+        values = _adjust(logits[changed], [rows[index] for index in changed])
+        adjusted = dict(zip(changed, values.unbind(), strict=True))
+        for index, token_id, value in zip(changed, *_likeliest(values), strict=True):
+            token_ids[index], best[index] = token_id, value
     whole: list[int] = []  # drawn from all that is allowed
     for index, row in enumerate(rows):
         if row.sampling.is_greedy or not math.isfinite(best[index]):
             continue
         if row.sampling.top_k or row.sampling.top_p < 1:
-            token_ids[index] = _draw_filtered(values[index], row)
+            token_ids[index] = _draw_filtered(adjusted.get(index, logits[index]), row)
         else:
             whole.append(index)
     if whole:
-        drawn = _draw(torch.stack([values[index] for index in whole]), [rows[index] for index in whole])
+        values = torch.stack([adjusted.get(index, logits[index]) for index in whole])
+        drawn = _draw(values, [rows[index] for index in whole])
         for index, token_id in zip(whole, drawn.tolist(), strict=True):
             token_ids[index] = token_id
     return [verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
 
 
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Give the first of each row's largest logits. [N, V] -> [N]"""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(axis=-1))  # 20 times as fast as torch's
-    return logits.argmax(dim=-1)
+def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    """Give the first of each row's largest logits, and the logit. [N, V] -> N, N"""
+    if logits.device.type == "cpu":  # numpy is 20 times as fast as torch here
+        values = logits.numpy()
+        found = values.argmax(axis=-1)
+        return found.tolist(), values[np.arange(len(found)), found].tolist()
+    token_ids = logits.argmax(dim=-1)
+    return token_ids.tolist(), logits.gather(1, token_ids[:, None]).squeeze(1).tolist()
 
 
 def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
