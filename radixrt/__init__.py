@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from radixrt.histogram import Histogram
     from radixrt.loop import Scope, Ticket
     from radixrt.metrics import CacheStats, EngineStats, HitCount
-    from radixrt.streams import ChunkStream, stream_chunks
+    from radixrt.streams import ChunkStream, stream_chunks, whole_output
     from radixrt.text.tool_forms import ToolForm
     from radixrt.types import (
         FinishReason,
@@ -102,7 +102,7 @@ _HOMES = {
     "Histogram": "radixrt.histogram",
     "PrefixReport": "radixrt.explain",
     "Scope": "radixrt.loop",
-    **dict.fromkeys(("ChunkStream", "stream_chunks"), "radixrt.streams"),
+    **dict.fromkeys(("ChunkStream", "stream_chunks", "whole_output"), "radixrt.streams"),
     "Ticket": "radixrt.loop",
     "ToolForm": "radixrt.text.tool_forms",
     **dict.fromkeys(_ERRORS, "radixrt.errors"),
@@ -159,6 +159,7 @@ __all__ = [
     "Usage",
     "__version__",
     "stream_chunks",
+    "whole_output",
 ]
 
 

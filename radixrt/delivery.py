@@ -163,6 +163,20 @@ class OutputCollector:
             self._seconds = self._clock() - self._started
         return self._usage is not None
 
+    def deliver_to(self, then: Callable[[GenerationOutput | BaseException], None]) -> Deliver:
+        """Give a reader that takes every chunk where it is made and hands on the whole output, or the error, once.
+
+        So whoever wants no more than that is woken once, and not for every token.
+        """
+
+        def deliver(item: OutputChunk | BaseException) -> None:
+            if isinstance(item, BaseException):
+                then(item)
+            elif self.add(item):
+                then(self.output())
+
+        return deliver
+
     def output(self) -> GenerationOutput:
         """Give the whole output.
 

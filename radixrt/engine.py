@@ -41,7 +41,7 @@ from radixrt.model.spec import ModelSpec
 from radixrt.sched.constraint import Constraint, Judge
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence
-from radixrt.streams import ChunkStream, stream_chunks
+from radixrt.streams import ChunkStream, stream_chunks, whole_output
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import (
     DEFAULT_NAMESPACE,
@@ -193,7 +193,7 @@ class Engine:
         ]
         handles = self._start(requests)
         try:
-            outputs = [_wait(handle) for handle in handles]
+            outputs = [handle.done.get() for handle in handles]
         finally:
             for handle in handles:
                 handle.ticket.abort()  # those that are not done, on Ctrl-C
@@ -211,8 +211,10 @@ class Engine:
         namespace: Namespace = DEFAULT_NAMESPACE,
     ) -> ChunkStream:
         """Give a request's chunks as they come; closing or dropping the iterator aborts the request."""
-        [handle] = self._start([self.request(prompt, sampling, namespace=namespace)])
-        return ChunkStream(handle.items, handle.ticket)
+        self._check_thread()
+        items: queue.SimpleQueue[OutputChunk | BaseException] = queue.SimpleQueue()
+        request = self.request(prompt, sampling, namespace=namespace)
+        return ChunkStream(items, self._submit(request, items.put))
 
     def request(
         self,
@@ -236,19 +238,22 @@ class Engine:
         return self._checked(request)
 
     def _start(self, requests: Seq[GenerateRequest]) -> list[_Handle]:
-        if self._loop.is_own_thread:
-            raise RuntimeError("generate and stream would wait for the thread they are called in; use submit")
+        self._check_thread()
         handles: list[_Handle] = []
         try:
             for request in requests:
-                items: queue.SimpleQueue[OutputChunk | BaseException] = queue.SimpleQueue()
+                done: queue.SimpleQueue[GenerationOutput | BaseException] = queue.SimpleQueue()
                 collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-                handles.append(_Handle(items, collector, self._submit(request, items.put)))
+                handles.append(_Handle(done, self._submit(request, collector.deliver_to(done.put))))
         except BaseException:
             for handle in handles:
                 handle.ticket.abort()
             raise
         return handles
+
+    def _check_thread(self) -> None:
+        if self._loop.is_own_thread:
+            raise RuntimeError("generate and stream would wait for the thread they are called in; use submit")
 
     # -- checks of a request ------------------------------------------------------------------------------
 
@@ -382,10 +387,7 @@ class AsyncEngine:
     ) -> GenerationOutput:
         """Generate for one prompt; cancelling the task aborts the request."""
         request = self.engine.request(prompt, sampling, namespace=namespace)
-        collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-        async for chunk in stream_chunks(self.engine._submit, request):
-            collector.add(chunk)
-        return collector.output()
+        return await whole_output(self.engine._submit, request)
 
     async def stream(
         self,
@@ -433,15 +435,5 @@ def _load(config: ResolvedConfig) -> AnyDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    items: queue.SimpleQueue[OutputChunk | BaseException]
-    collector: OutputCollector
+    done: queue.SimpleQueue[GenerationOutput | BaseException]
     ticket: Ticket
-
-
-def _wait(handle: _Handle) -> GenerationOutput | BaseException:
-    while True:
-        item = handle.items.get()
-        if isinstance(item, BaseException):
-            return item
-        if handle.collector.add(item):
-            return handle.collector.output()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from radixrt.delivery import Deliver
-from radixrt.types import GenerateRequest, OutputChunk
+from radixrt.delivery import Deliver, OutputCollector
+from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
+
+T = TypeVar("T")
 
 
 class Abortable(Protocol):
@@ -57,23 +59,9 @@ class ChunkStream(Iterator[OutputChunk]):
 async def stream_chunks(
     submit: Callable[[GenerateRequest, Deliver], Abortable], request: GenerateRequest
 ) -> AsyncGenerator[OutputChunk, None]:
-    """Submit a request and give its chunks on the running loop; leaving early or cancelling aborts it.
-
-    A constraint may take long to compile, so a constrained request is submitted from another thread.
-    """
-    loop = asyncio.get_running_loop()
+    """Submit a request and give its chunks on the running loop; leaving early or cancelling aborts it."""
     items: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
-
-    def deliver(item: OutputChunk | BaseException) -> None:
-        try:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-        except RuntimeError:  # the loop is closed: whoever waited is gone and has aborted the request
-            return
-
-    if request.sampling.grammar is None:
-        ticket = submit(request, deliver)
-    else:
-        ticket = await _in_thread(lambda: submit(request, deliver))
+    ticket = await _submitted(submit, request, _on_loop(items.put_nowait))
     is_last = False
     try:
         while not is_last:
@@ -87,9 +75,51 @@ async def stream_chunks(
             ticket.abort()
 
 
-async def _in_thread(submit: Callable[[], Abortable]) -> Abortable:
-    """Submit from a thread; when cancelled meanwhile, abort what comes of it."""
-    submitted = asyncio.get_running_loop().run_in_executor(None, submit)
+async def whole_output(
+    submit: Callable[[GenerateRequest, Deliver], Abortable], request: GenerateRequest
+) -> GenerationOutput:
+    """Submit a request and give its output; cancelling aborts it. The running loop is woken once, at the end."""
+    collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
+    done: asyncio.Future[GenerationOutput | BaseException] = asyncio.get_running_loop().create_future()
+
+    def settle(item: GenerationOutput | BaseException) -> None:
+        if not done.done():  # it was cancelled
+            done.set_result(item)
+
+    ticket = await _submitted(submit, request, collector.deliver_to(_on_loop(settle)))
+    try:
+        item = await done
+    except BaseException:  # cancelled, or dropped
+        ticket.abort()
+        raise
+    if isinstance(item, BaseException):
+        raise item
+    return item
+
+
+def _on_loop(take: Callable[[T], None]) -> Callable[[T], None]:
+    """Give a call that any thread may make, and that `take` gets on the running loop."""
+    loop = asyncio.get_running_loop()
+
+    def hand_over(item: T) -> None:
+        try:
+            loop.call_soon_threadsafe(take, item)
+        except RuntimeError:  # the loop is closed: whoever waited is gone and has aborted the request
+            return
+
+    return hand_over
+
+
+async def _submitted(
+    submit: Callable[[GenerateRequest, Deliver], Abortable], request: GenerateRequest, deliver: Deliver
+) -> Abortable:
+    """Submit a request; from another thread if it has a constraint, which may take long to compile.
+
+    When cancelled meanwhile, what comes of it is aborted.
+    """
+    if request.sampling.grammar is None:
+        return submit(request, deliver)
+    submitted = asyncio.get_running_loop().run_in_executor(None, submit, request, deliver)
     try:
         return await asyncio.shield(submitted)
     except asyncio.CancelledError:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from os import PathLike
 from typing import Protocol
 
-from frontend_lang.backends.gathering import collected, scored
+from frontend_lang.backends.gathering import scored
 from frontend_lang.backends.local_text import LocalText, RuntimeTokenizer
 from frontend_lang.backends.protocol import ScoredContinuation
 from frontend_lang.backends.values import (
@@ -16,7 +16,7 @@ from frontend_lang.backends.values import (
     TextPiece,
     ToolForm,
 )
-from radixrt import stream_chunks
+from radixrt import stream_chunks, whole_output
 
 Deliver = Callable[[OutputChunk | BaseException], None]
 
@@ -100,7 +100,7 @@ class EngineBackend:
         return stream_chunks(self._engine.submit, request)
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        return await collected(request, self.stream(request))
+        return await whole_output(self._engine.submit, request)
 
     async def score(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import queue
+import signal
 import threading
 import time
 
@@ -24,7 +25,6 @@ from radixrt import (
     RequestAborted,
     SamplingParams,
 )
-from radixrt import engine as engine_module
 from tests.support.models import tiny_model
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -388,20 +388,38 @@ def test_unread_stream_can_be_closed(engine):
     assert engine.stats().num_running == 0
 
 
+def test_whoever_wants_only_the_output_is_woken_once(engine):
+    async def main():
+        loop, wake_ups = asyncio.get_running_loop(), []
+        call_soon = loop.call_soon_threadsafe
+
+        def counted(*args):
+            wake_ups.append(args)
+            return call_soon(*args)
+
+        loop.call_soon_threadsafe = counted
+        return await AsyncEngine(engine).generate("hello", SHORT), wake_ups
+
+    output, wake_ups = asyncio.run(main())
+    assert output.token_ids == engine.generate("hello", SHORT).token_ids
+    assert len(wake_ups) == 1
+
+
 def test_interrupted_batch_aborts_all_its_requests(engine):
     class Interrupt(BaseException):
         pass
 
-    def interrupting(items):
+    def interrupt(number, frame):
         raise Interrupt
 
-    original = engine_module._wait
-    engine_module._wait = interrupting
+    original = signal.signal(signal.SIGALRM, interrupt)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(Interrupt):
             engine.generate(["a", "b", "c", "d"], LONG)
     finally:
-        engine_module._wait = original
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, original)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
     assert engine.stats().num_running == engine.stats().num_waiting == 0
 
