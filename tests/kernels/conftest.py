@@ -3,12 +3,11 @@
 import shutil
 
 import pytest
-from radixrt_kernels.cpu import load_library, supported_variants
-from radixrt_kernels.cpu.build import COMPILER, read_cpu_flags
+from radixrt_kernels.cpu import load_library
+from radixrt_kernels.cpu.build import COMPILER
 
 from radixrt.config import home_folder
-
-VARIANT_NAMES = [variant.name for variant in supported_variants(read_cpu_flags())]
+from tests.support.variants import VARIANT_NAMES
 
 
 @pytest.fixture(scope="session", params=VARIANT_NAMES)

@@ -35,18 +35,20 @@ def stub_compiler(folder, text="compiled"):
 
 def test_fastest_supported_variant_comes_first():
     assert [variant.name for variant in supported_variants(ALL_FLAGS)] == [
+        "amx_bf16",
         "avx512_bf16",
         "avx512",
         "avx2",
         "plain",
     ]
     assert [v.name for v in supported_variants(ALL_FLAGS - {"avx512_bf16"})] == ["avx512", "avx2", "plain"]
+    assert supported_variants(ALL_FLAGS - {"amx_tile"})[0].name == "avx512_bf16"
     assert [v.name for v in supported_variants({"sse2"})] == ["plain"]
 
 
 def test_unknown_variant_names_those_that_run_here():
     with pytest.raises(BuildError, match=r"variant must be one of .*plain on this CPU, got 'neon'"):
-        build.choose_variant("neon")
+        build.choose_variants("neon")
 
 
 def test_missing_compiler_is_told(tmp_path):

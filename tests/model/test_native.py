@@ -1,12 +1,12 @@
 """The decoder in C++ against the torch decoder and the plain transformers forward."""
 
+import itertools
 import logging
 import shutil
 
 import pytest
 import torch
-from radixrt_kernels.cpu import supported_variants
-from radixrt_kernels.cpu.build import COMPILER, read_cpu_flags
+from radixrt_kernels.cpu.build import COMPILER
 
 from radixrt.config import DEFAULT_MODEL, home_folder
 from radixrt.errors import ModelLoadError
@@ -20,9 +20,12 @@ from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
 from tests.support.models import oracle, tiny_model
+from tests.support.variants import EMULATED as EMULATED_VARIANTS
+from tests.support.variants import VARIANT_NAMES
 
 CPU = torch.device("cpu")
-VARIANTS = [variant.name for variant in supported_variants(read_cpu_flags())]
+# It multiplies bfloat16 only.
+EMULATED = EMULATED_VARIANTS[0].name
 # Against float64, on logits of order 20: transformers in float32 is up to 1.1e-4 away from it on these models.
 TOLERANCE = 2e-4
 FAMILIES = {
@@ -180,7 +183,7 @@ def run_steps(decoder, *, page_size, names=None):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANT_NAMES)
 def test_mixed_batch_equals_plain_forward(folder, page_size, variant):
     model = oracle(folder).double()
     found = run_steps(build(folder, variant=variant, num_threads=2), page_size=page_size)
@@ -191,7 +194,7 @@ def test_mixed_batch_equals_plain_forward(folder, page_size, variant):
         torch.testing.assert_close(logits.double(), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANT_NAMES, EMULATED])
 def test_bfloat16_is_as_near_to_float32_as_the_torch_decoder(folder, variant):
     exact = torch.cat([*run_steps(torch_decoder(folder), page_size=4).values()])
     theirs = torch.cat([*run_steps(torch_decoder(folder, dtype=torch.bfloat16), page_size=4).values()])
@@ -200,8 +203,10 @@ def test_bfloat16_is_as_near_to_float32_as_the_torch_decoder(folder, variant):
     assert 0 < error < 1.05 * their_error
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [*itertools.product(VARIANT_NAMES, [torch.float32, torch.bfloat16]), (EMULATED, torch.bfloat16)],
+)
 def test_neither_company_nor_cache_changes_a_bit(folder, dtype, variant):
     decoder = build(folder, dtype=dtype, variant=variant)
     together = run_steps(decoder, page_size=4)
@@ -211,15 +216,18 @@ def test_neither_company_nor_cache_changes_a_bit(folder, dtype, variant):
         assert torch.equal(logits, alone[-len(logits) :])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_neither_threads_nor_page_size_change_a_bit(folder, dtype):
-    one = run_steps(build(folder, dtype=dtype), page_size=16)
-    many = run_steps(build(folder, dtype=dtype, num_threads=3), page_size=1)
+@pytest.mark.parametrize(
+    ("dtype", "variant"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, EMULATED)]
+)
+def test_neither_threads_nor_page_size_change_a_bit(folder, dtype, variant):
+    one = run_steps(build(folder, dtype=dtype, variant=variant), page_size=16)
+    many = run_steps(build(folder, dtype=dtype, variant=variant, num_threads=3), page_size=1)
     assert all(torch.equal(one[name], many[name]) for name in one)
 
 
-def test_chunks_change_no_bit(folder):
-    decoder, ids = build(folder), prompt(90)
+@pytest.mark.parametrize(("dtype", "variant"), [(torch.float32, None), (torch.bfloat16, EMULATED)])
+def test_chunks_change_no_bit(folder, dtype, variant):
+    decoder, ids = build(folder, dtype=dtype, variant=variant), prompt(90)
     (whole,) = Pages(decoder, page_size=4).step({"a": ids})
     pages = Pages(decoder, page_size=4)
     parts = [pages.step({"a": ids[:stop]})[0] for stop in (1, 2, 40, 63, 64, 65, 90)]

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SOURCE_FOLDER = Path(__file__).parent / "src"
@@ -49,26 +49,42 @@ class Variant:
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_AVX512_BF16 = (*_AVX512, "avx512_bf16")
 
 
 def _variant(name: str, features: Sequence[str]) -> Variant:
-    flags = tuple("-m" + feature.replace("avx512_", "avx512") for feature in features)
+    flags = tuple("-m" + feature.replace("avx512_", "avx512").replace("_", "-") for feature in features)
     return Variant(name, flags, frozenset(features))
 
 
-# Fastest first. AMX is not among them yet: its tiles fit the packed layout, but it needs a machine to be tested on.
+def _emulated(name: str, features: Sequence[str]) -> Variant:
+    variant = _variant(name, features)
+    return replace(variant, flags=(*variant.flags, "-DRADIXRT_EMULATE_AMX"))
+
+
+# Fastest first.
 VARIANTS = (
-    _variant("avx512_bf16", (*_AVX512, "avx512_bf16")),
+    _variant("amx_bf16", (*_AVX512_BF16, "amx_tile", "amx_bf16")),
+    _variant("avx512_bf16", _AVX512_BF16),
     _variant("avx512", _AVX512),
     _variant("avx2", _AVX2),
     _variant("plain", ()),
 )
 
 
-def supported_variants(cpu_flags: Iterable[str]) -> tuple[Variant, ...]:
+# Found by name only, for tests: the matrix unit of amx_bf16 in plain C++ (src/amx.h), which is slow.
+EMULATED_VARIANTS = (
+    _emulated("amx_emulated", _AVX512_BF16),
+    _emulated("amx_emulated_plain", ()),
+)
+
+
+def supported_variants(
+    cpu_flags: Iterable[str], variants: Iterable[Variant] = VARIANTS
+) -> tuple[Variant, ...]:
     """Give the variants that a CPU with these features can run, fastest first. Pure."""
     flags = frozenset(cpu_flags)
-    return tuple(variant for variant in VARIANTS if variant.needs <= flags)
+    return tuple(variant for variant in variants if variant.needs <= flags)
 
 
 def read_cpu_flags() -> frozenset[str]:
@@ -83,18 +99,19 @@ def read_cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def choose_variant(name: str | None = None) -> Variant:
-    """Give the named variant, or the fastest that this CPU can run.
+def choose_variants(name: str | None = None) -> tuple[Variant, ...]:
+    """Give the named variant, or all that this CPU can run, fastest first: the next is for where one cannot be used.
 
     Raises:
         BuildError: no such variant, or the CPU lacks what it needs.
     """
-    supported = supported_variants(read_cpu_flags())
+    flags = read_cpu_flags()
+    supported = supported_variants(flags)
     if name is None:
-        return supported[0]
-    for variant in supported:
+        return supported
+    for variant in (*supported, *supported_variants(flags, EMULATED_VARIANTS)):
         if variant.name == name:
-            return variant
+            return (variant,)
     raise BuildError(
         f"variant must be one of {', '.join(variant.name for variant in supported)} on this CPU, got {name!r}"
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import logging
+import os
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 import torch
 
-from radixrt_kernels.cpu.build import BuildError, build, choose_variant
+from radixrt_kernels.cpu.build import BuildError, build, choose_variants
 
+LOGGER = logging.getLogger(__name__)
 STATUS_TEXTS = {
     2: "token_ids must be in [0, vocab_size)",
     3: "slots must lie in the KV store",
@@ -18,6 +22,10 @@ STATUS_TEXTS = {
     6: "every sequence must have 1 <= new tokens <= context <= P * page_size",
 }
 OUT_OF_MEMORY = 1
+REFUSAL_TEXTS = {
+    7: "the CPU has no matrix unit with tiles of 16 rows of 64 bytes, though it says so",
+    8: "the matrix unit computes wrong products on this CPU",
+}
 
 
 class CShape(Structure):
@@ -98,6 +106,8 @@ class CStore(Structure):
 
 
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "rt_has_tiles": (c_int32, ()),
+    "rt_prepare": (c_int32, ()),
     "rt_packed_words": (c_int64, (c_int64, c_int64, c_int32, c_int32)),
     "rt_pack": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p)),
     "rt_team_create": (c_void_p, (c_int32,)),
@@ -117,10 +127,20 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 
 
 class Library:
-    """A loaded library of one variant. Immutable; holds no state of any model."""
+    """A loaded library of one variant. Immutable; holds no state of any model.
 
-    def __init__(self, path: Path, variant: str) -> None:
+    Attributes:
+        refusals: why variants that would be faster on this CPU are not used.
+    """
+
+    def __init__(self, path: Path, variant: str, *, refusals: tuple[str, ...] = ()) -> None:
+        """Load, and try what must be tried on the CPU at hand.
+
+        Raises:
+            BuildError: the file is broken, the system refuses the instructions, or they compute something else.
+        """
         self.variant = variant
+        self.refusals = refusals
         try:
             self.functions = ctypes.CDLL(str(path))
         except OSError as error:
@@ -130,6 +150,18 @@ class Library:
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self.functions, name)
             function.restype, function.argtypes = result, arguments
+        self._prepare()
+
+    def _prepare(self) -> None:
+        status = self.functions.rt_prepare()
+        if status < 0:
+            # Linux means the stacks that threads gave to sigaltstack: they must hold the tiles as well.
+            is_stack = status == -errno.ENOSPC
+            reason = "an alternate signal stack is too small" if is_stack else os.strerror(-status)
+            raise BuildError(f"the system does not let this process use the matrix unit: {reason}")
+        if status in REFUSAL_TEXTS:
+            raise BuildError(REFUSAL_TEXTS[status])
+        check_status(status)
 
     def packed_words(self, weight: torch.Tensor, *, is_paired: bool = False) -> int:
         """Give the 32-bit words that `pack` writes for a weight [outputs, inputs]."""
@@ -171,11 +203,24 @@ def load_library(folder: Path, *, variant: str | None = None) -> Library:
     Args:
         folder: where compiled libraries are kept; made if missing.
         variant: name of a variant (build.VARIANTS); default: the fastest that this CPU can run.
+            Where that one cannot be used (an old compiler, a refusal of the system) the next is, and one warning says
+            why.
     Raises:
-        BuildError: no compiler, a failed compilation, a variant that this CPU cannot run.
+        BuildError: no compiler, a failed compilation, a variant that this CPU cannot run. Of several, the first's.
     """
-    chosen = choose_variant(variant)
-    return Library(build(folder, chosen), chosen.name)
+    errors: list[BuildError] = []
+    refusals: list[str] = []
+    for chosen in choose_variants(variant):
+        try:
+            library = Library(build(folder, chosen), chosen.name, refusals=tuple(refusals))
+        except BuildError as error:
+            errors.append(error)
+            refusals.append(f"{chosen.name}: {error}")
+            continue
+        if refusals:
+            LOGGER.warning("CPU kernels %s are used, not %s", chosen.name, "; ".join(refusals))
+        return library
+    raise errors[0]
 
 
 def is_bfloat16(tensor: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 // The plain C interface. Everything is checked by the caller (bindings.py) but what only a loop over the data can see.
 #include <new>
 
+#include "check.h"
 #include "step.h"
 
 using namespace radixrt;
@@ -16,6 +17,8 @@ enum Status : int32_t {
     kBadPage = 4,
     kBadRow = 5,
     kBadCounts = 6,
+    kNoTiles = 7,
+    kWrongProducts = 8,
 };
 
 Status check_batch(const Batch& batch, int64_t num_pages, int64_t page_size) {
@@ -50,6 +53,30 @@ void attend_layer(void* data, int64_t page_stride, int64_t page_size, const Batc
 }  // namespace
 
 extern "C" {
+
+// Whether the CPU has the tiles that this build takes for granted.
+int32_t rt_has_tiles() {
+#if defined(RADIXRT_HAS_TILES)
+    return amx::has_tiles();
+#else
+    return true;
+#endif
+}
+
+// To be called once per process before all else: asks the system for what this build's instructions need, and tries
+// them. Gives a status, or an errno, negated, of the system's refusal.
+int32_t rt_prepare() {
+#if defined(RADIXRT_HAS_TILES)
+    if (int error = amx::request_permission()) return -error;
+    if (!rt_has_tiles()) return kNoTiles;
+    try {
+        if (!products_are_right()) return kWrongProducts;
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+#endif
+    return kDone;
+}
 
 // Words of a packed weight: see pack_weight.
 int64_t rt_packed_words(int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired) {

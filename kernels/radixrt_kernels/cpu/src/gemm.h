@@ -1,6 +1,9 @@
 // Rows times packed weights, cut into items for the team.
 #pragma once
 
+#include <type_traits>
+
+#include "amx_product.h"
 #include "pack.h"
 #include "team.h"
 
@@ -24,11 +27,10 @@ inline int64_t lines_ahead(int64_t num_rows, int64_t tile) {
     return num_rows <= kMaxTileRows ? 2 : tile < 2;
 }
 
-// Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
-// store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
+// multiply_all on vectors.
 template <class T, class Store>
-inline void multiply_all(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows,
-                         const Weight& weight, Store&& store) {
+inline void multiply_all_vectors(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows,
+                                 const Weight& weight, Store&& store) {
     int64_t block_rows = kRowBlockBytes / (4 * weight.num_steps) / kMaxTileRows * kMaxTileRows;
     block_rows = block_rows < kMaxTileRows ? kMaxTileRows : block_rows;
     int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
@@ -51,6 +53,53 @@ inline void multiply_all(Team& team, int thread, const Word* inputs, int64_t row
             for (int r = 0; r < kRows; ++r) store(first_row + first + r, panel_index, sums[r]);
         });
     });
+}
+
+#if defined(RADIXRT_HAS_TILES)
+
+// Of the 32 lines of a run of steps. One pass is over long before the memory answers, so nothing is gained by asking;
+// with more, the next panel comes during the first two.
+inline int64_t lines_ahead_of_run(int64_t num_passes, int64_t pass) {
+    constexpr int64_t kRunLines = kTileSteps * kPanel * sizeof(Word) / kLineBytes;
+    return num_passes > 1 && pass < 2 ? kRunLines / 2 : 0;
+}
+
+// multiply_all on the matrix unit (amx_product.h), for bfloat16.
+template <class Store>
+inline void multiply_all_tiles(Team& team, int thread, TileUnit& unit, const Word* inputs, int64_t row_stride,
+                               int64_t num_rows, const Weight& weight, Store&& store) {
+    TileCut cut(num_rows);
+    int64_t num_pairs = (cut.num_tiles + 1) / 2, pair_bytes = 2 * cut.height * 4 * weight.num_steps;
+    int64_t block_pairs = num_rows ? std::max<int64_t>(1, kRowBlockBytes / pair_bytes) : 1;
+    int64_t num_blocks = (num_pairs + block_pairs - 1) / block_pairs;
+    if (num_rows) unit.use(cut);
+    team.for_each(thread, num_blocks * weight.num_panels, [&](int64_t item) {
+        int64_t block = item / weight.num_panels, panel_index = item % weight.num_panels;
+        int64_t first_pair = num_pairs * block / num_blocks, stop_pair = num_pairs * (block + 1) / num_blocks;
+        const Word* panel = weight.panels + panel_index * weight.num_steps * kPanel;
+        const char* next = reinterpret_cast<const char*>(panel + weight.num_steps * kPanel);
+        auto ask = [&](int64_t pass) {
+            int64_t num_lines = lines_ahead_of_run(stop_pair - first_pair, pass);
+            for (int64_t i = 0; i < num_lines; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
+        };
+        multiply_panel(inputs, row_stride, cut, 2 * first_pair, std::min(2 * stop_pair, cut.num_tiles), panel,
+                       weight.num_steps, ask, [&](int64_t row, const Floats* sums) { store(row, panel_index, sums); });
+    });
+}
+
+#endif
+
+// Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
+// store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
+//   unit: the calling thread's; who runs the phases releases it after the last.
+template <class T, class Store>
+inline void multiply_all(Team& team, int thread, TileUnit& unit, const Word* inputs, int64_t row_stride,
+                         int64_t num_rows, const Weight& weight, Store&& store) {
+    if constexpr (kHasTiles && std::is_same_v<T, BFloat16>) {
+        multiply_all_tiles(team, thread, unit, inputs, row_stride, num_rows, weight, store);
+    } else {
+        multiply_all_vectors<T>(team, thread, inputs, row_stride, num_rows, weight, store);
+    }
 }
 
 }  // namespace radixrt

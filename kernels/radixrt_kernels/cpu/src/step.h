@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 
+#include "aligned.h"
 #include "attention.h"
 #include "gemm.h"
 #include "rows.h"
@@ -76,7 +77,8 @@ public:
           layers_(weights.layers, weights.layers + shape.num_layers),
           frequencies_(shape.inverse_frequencies, shape.inverse_frequencies + shape.head_dim / 2),
           team_(num_threads),
-          scratch_(num_threads) {}
+          scratch_(num_threads),
+          units_(num_threads) {}
 
     void step(const Inputs& inputs, const Store& store, float* logits) override {
         std::lock_guard<std::mutex> guard(mutex_);
@@ -93,7 +95,7 @@ private:
     int64_t steps(int64_t num_inputs) const { return num_inputs / kWordElements<T>; }
     int64_t num_qkv() const { return (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim; }
     int64_t num_attended() const { return shape_.num_heads * shape_.head_dim; }
-    static const Word* words(const std::vector<T>& rows) { return reinterpret_cast<const Word*>(rows.data()); }
+    static const Word* words(const Aligned<T>& rows) { return reinterpret_cast<const Word*>(rows.data()); }
     static int64_t panels(int64_t num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
 
     void reserve(int64_t num_rows) {
@@ -127,6 +129,7 @@ private:
         }
         norm(thread, weights_.final_norm, inputs_.sample_rows, inputs_.num_sampled);
         project_head(thread, logits);
+        units_[thread].release();
     }
 
     KVLayer<T> kv_layer(int64_t index) const {
@@ -163,7 +166,7 @@ private:
         int64_t num_steps = steps(shape_.hidden_size), width = round_up(num_qkv(), kPanel);
         Weight weight{layer.qkv, panels(num_qkv()), num_steps};
         const float* bias = layer.qkv_bias;
-        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.batch.num_tokens, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -198,7 +201,7 @@ private:
     void add_product(int thread, const Word* rows, int64_t num_inputs, const Word* panel_words, const float* bias) {
         int64_t num_steps = steps(num_inputs), width = round_up(shape_.hidden_size, kPanel);
         Weight weight{panel_words, panels(shape_.hidden_size), num_steps};
-        multiply_all<T>(team_, thread, rows, num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, units_[thread], rows, num_steps, inputs_.batch.num_tokens, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -215,7 +218,7 @@ private:
         int64_t num_steps = steps(shape_.hidden_size), size = shape_.intermediate_size;
         Weight weight{layer.gate_up, (size + kHalf - 1) / kHalf, num_steps};
         const float* bias = layer.gate_up_bias;
-        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.batch.num_tokens, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kHalfVectors; ++v) {
                                 Floats gate = sums[v], up = sums[kHalfVectors + v];
@@ -232,7 +235,7 @@ private:
     void project_head(int thread, float* logits) {
         int64_t num_steps = steps(shape_.hidden_size), size = shape_.vocab_size;
         Weight weight{weights_.head, panels(size), num_steps};
-        multiply_all<T>(team_, thread, words(normed_), num_steps, inputs_.num_sampled, weight,
+        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.num_sampled, weight,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -254,13 +257,14 @@ private:
     const std::vector<float> frequencies_;
     Team team_;
     std::vector<AttentionScratch> scratch_;
+    std::vector<TileUnit> units_;
     std::mutex mutex_;
     Inputs inputs_{};
     Store store_{};
     AttentionPlan full_plan_, windowed_plan_;
     int64_t num_reserved_ = 0;
     std::vector<float> hidden_, qkv_, cosine_, sine_;
-    std::vector<T> normed_, q_, attended_, activated_;
+    Aligned<T> normed_, q_, attended_, activated_;
 };
 
 }  // namespace radixrt

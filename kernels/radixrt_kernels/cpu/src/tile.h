@@ -1,4 +1,5 @@
-// The one inner product of the step: a few rows against a panel of 32 outputs, kept in registers.
+// The one inner product of the step: a few rows against a panel of 32 outputs, kept in registers. (Where there is a
+// matrix unit, products with weights have another one: amx_product.h.)
 //
 // A panel holds, step by step, one word of each of its 32 outputs; a step is one element (float) or two (bfloat16):
 //

@@ -1,0 +1,22 @@
+"""Which builds of the C++ kernels can be tried here."""
+
+import ctypes
+
+from radixrt_kernels.cpu import supported_variants
+from radixrt_kernels.cpu.build import EMULATED_VARIANTS, VARIANTS, read_cpu_flags
+
+TILE_FLAGS = VARIANTS[0].needs - VARIANTS[1].needs
+
+
+def usable_flags():
+    """Give the CPU's features, those of the matrix unit only where the system lets a process use it."""
+    flags = read_cpu_flags()
+    if flags & TILE_FLAGS and ctypes.CDLL(None).syscall(158, 0x1023, 18):
+        return flags - TILE_FLAGS
+    return flags
+
+
+CPU_FLAGS = usable_flags()
+VARIANT_NAMES = [variant.name for variant in supported_variants(CPU_FLAGS)]
+# The matrix unit in plain C++, fastest first.
+EMULATED = supported_variants(CPU_FLAGS, EMULATED_VARIANTS)
