@@ -139,6 +139,7 @@ def measure_kernels(*, num_rounds: int = 4, threads: int = 1) -> dict[str, Any]:
             "machine": {
                 "processor": processor_name(),
                 "variant": library.variant,
+                "refused_variants": list(library.refusals),
                 "threads": threads,
                 "torch": torch.__version__,
             },
@@ -192,6 +193,7 @@ def kernels_report(measured: Mapping[str, Any]) -> str:
     lines = [
         f"one layer of SmolLM2-135M's shape in bfloat16, {machine['processor']}, variant {machine['variant']}, "
         f"{machine['threads']} thread(s), torch {machine['torch']}",
+        *(f"not used: {refusal}" for refusal in machine["refused_variants"]),
         "",
         f"{'kernel':22}{'us':>9}{'torch us':>11}{'ratio':>8}{'of reading':>12}{'GFLOP/s':>9}{'error':>10}",
     ]

@@ -37,4 +37,8 @@ def test_json_has_what_is_promised(monkeypatch):
         assert row["ratio_to_torch"] == pytest.approx(row["torch_us"] / row["us"])
         assert row["fraction_of_read_bandwidth"] == pytest.approx(row["read_us"] / row["us"])
         assert row["max_error_against_float64"] < 0.02  # bfloat16 outputs of order 1
+    machine = measured["machine"]
     assert "paged_decode_shared" in kernels_report(measured)
+    assert f"variant {machine['variant']}," in kernels_report(measured)
+    told = measured | {"machine": machine | {"refused_variants": ["fastest: the system does not let us"]}}
+    assert "not used: fastest: the system does not let us\n" in kernels_report(told)
