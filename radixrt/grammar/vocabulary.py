@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import llguidance
 import numpy as np
@@ -16,6 +16,7 @@ from radixrt.grammar.trie import TokenTrie
 from radixrt.text.tokenizer import Tokenizer
 
 MAX_FORCED_BYTES = 4096
+MAX_KNOWN_TEXTS, MAX_KNOWN_CHARACTERS = 4096, 128  # forced texts whose tokens are remembered: 2 MiB at most
 
 
 def pack_mask(bits: NDArray[np.uint8]) -> MaskRow:
@@ -212,7 +213,10 @@ class _EngineView:
         ]
         self.eos_token_id = vocabulary._end_ids[0]
         self.bos_token_id = vocabulary.tokenizer.bos_id
-        self._tokenize = vocabulary.encode
+        self._encode = vocabulary.encode
+        self._known = lru_cache(MAX_KNOWN_TEXTS)(vocabulary.encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._tokenize(text if isinstance(text, str) else text.decode("utf-8"))
+        """Encode what a grammar forces: the same few texts, over and over."""
+        plain = text if isinstance(text, str) else text.decode("utf-8")
+        return self._known(plain) if len(plain) <= MAX_KNOWN_CHARACTERS else self._encode(plain)
