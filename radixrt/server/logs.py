@@ -56,31 +56,42 @@ class LogWriter(logging.Handler):
         super().__init__()
         self.num_dropped = 0
         self._stream = stream
-        self._records: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[logging.LogRecord | str | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="radixrt-log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take a record; never waits."""
-        if self._records.qsize() >= MAX_WAITING_LINES:
+        """Take a record; never waits.
+
+        Arguments may change until the thread comes to them, and a traceback holds all that its frames hold: such
+        records, which are rare, are put into words at once.
+        """
+        if self._waiting.qsize() >= MAX_WAITING_LINES:
             self.num_dropped += 1
-        else:
-            self._records.put(record)
+            return
+        try:
+            self._waiting.put(self.format(record) if record.args or record.exc_info else record)
+        except Exception:  # noqa: BLE001 - what cannot be said is no fault of the request that says it
+            self.handleError(record)
 
     def finish(self, *, timeout_s: float = 1.0) -> None:
         """Write what waits, as far as the stream takes it within the time."""
-        self._records.put(None)
+        self._waiting.put(None)
         self._thread.join(timeout_s)
 
     def _write(self) -> None:
-        while (record := self._records.get()) is not None:
+        while (item := self._waiting.get()) is not None:
             try:
-                self._stream.write(self.format(record) + "\n")
-            except (TypeError, ValueError):  # what was to be said cannot be: the record itself is at fault
-                self.handleError(record)
-            if self._records.empty():
-                self._stream.flush()
+                self._stream.write((item if isinstance(item, str) else self.format(item)) + "\n")
+                if self._waiting.empty():
+                    self._stream.flush()
+            except Exception:  # noqa: BLE001 - a full disk, a line that cannot be said: the next one may go through
+                self.handleError(_named(item))
         self._stream.flush()
+
+
+def _named(item: logging.LogRecord | str) -> logging.LogRecord:
+    return item if isinstance(item, logging.LogRecord) else logging.makeLogRecord({"msg": item})
 
 
 def set_up_logs(form: str) -> LogWriter:

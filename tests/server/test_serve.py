@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import logging
 import os
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import httpx2
 import pytest
@@ -197,3 +200,88 @@ def test_a_log_that_nobody_reads_holds_up_nothing():
     writer.finish(timeout_s=20)
     assert len(written) + writer.num_dropped == MAX_WAITING_LINES + 500
     assert written[0] == "line 0\n"
+
+
+class _Unsayable:
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def test_a_line_that_cannot_be_said_costs_no_other(capsys):
+    stream = io.StringIO()
+    writer = LogWriter(stream)
+    writer.setFormatter(JsonFormatter())
+
+    def emit(message, *args, **fields):
+        record = logging.LogRecord("radixrt", logging.INFO, "", 0, message, args or None, None)
+        record.fields = fields
+        writer.emit(record)
+
+    emit("%(name)s and %(other)s", {"name": 1})
+    emit("fields", value=_Unsayable())
+    emit("%s", _Unsayable())
+    emit("the last")
+    writer.finish(timeout_s=10)
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["the last"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 3
+
+
+def test_a_stream_that_fails_for_a_while_gets_the_lines_that_follow(capsys):
+    class Full(io.StringIO):
+        is_full = True
+
+        def write(self, text):
+            if self.is_full:
+                raise OSError("no space left on device")
+            return super().write(text)
+
+    stream = Full()
+    writer = LogWriter(stream)
+
+    def emit(message):
+        writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, message, None, None))
+
+    emit("lost")
+    wait_for(lambda: "no space left" in capsys.readouterr().err, timeout_s=5)
+    stream.is_full = False
+    emit("written")
+    writer.finish(timeout_s=10)
+    assert stream.getvalue() == "written\n"
+
+
+def test_a_line_says_what_was_so_when_it_was_said_and_keeps_no_frame():
+    gate, written = threading.Event(), []
+
+    class Stuck:
+        def write(self, text):
+            gate.wait(30)
+            written.append(text)
+
+        def flush(self):
+            pass
+
+    class Large:
+        pass
+
+    def failing():
+        large = Large()
+        frames.append(weakref.ref(large))
+        raise ZeroDivisionError
+
+    def emit(*args, exc_info=None):
+        writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, "state %s", args, exc_info))
+
+    writer, state, frames = LogWriter(Stuck()), ["before"], []
+    emit("first")
+    emit(state)
+    state[0] = "after"
+    try:
+        failing()
+    except ZeroDivisionError:
+        emit("failed", exc_info=sys.exc_info())
+    gc.collect()
+    assert frames[0]() is None
+    gate.set()
+    writer.finish(timeout_s=10)
+    assert written[1] == "state ['before']\n"
+    assert "ZeroDivisionError" in written[2]
