@@ -14,6 +14,7 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
@@ -27,10 +28,11 @@ MAX_TEMPLATE_CHARACTERS = 1 << 20  # what the template itself may add
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _FIELDS = frozenset({"role", "content"})
 _FIELDS_OF = {"assistant": frozenset({"tool_calls"}), "tool": frozenset({"tool_call_id", "name"})}
-_AS_JSON = "-written-as-json"  # marks a name that the template wrote through its filter `tojson`
-# A name's first letter is no hexadecimal digit: what looks like a name never takes the beginning of a real one away.
-_STAND_IN = re.compile(r"text[0-9a-f]{32}")
-_MARKED = re.compile(f"({_STAND_IN.pattern})(?:{_AS_JSON})*")
+# A name, with one mark in its middle for each time that the template wrote it through its filter `tojson`: there no
+# text beside it can be taken for a mark. Its first letter is no hexadecimal digit: what looks like a name never takes
+# the beginning of a real one away.
+_AS_JSON = "j"
+_STAND_IN = re.compile(f"(text[0-9a-f]{{16}})({_AS_JSON}*)([0-9a-f]{{16}})")
 # What `render` sets itself; a caller's variable of such a name would forge a prompt.
 _OWN_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"}
@@ -117,10 +119,16 @@ class ChatTemplate:
         shown = [dict(message) for message in messages]
         for name, index in names.items():
             shown[index]["content"] = messages[index]["content"].replace(cores[index], name)
-        text = self._run(shown, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools)
         contents = {**(stand_ins or {}), **{name: cores[index] for name, index in names.items()}}
+        text = self._run(
+            shown,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+            tools=tools,
+            stand_ins=contents,
+        )
         parts = _cut(text, contents)
-        written = {part.partition(_AS_JSON)[0] for part in parts[1::2]}
+        written = {_unmarked(part) for part in parts[1::2]}
         for name, index in names.items():
             if name not in written and not messages[index].get("tool_calls"):
                 raise InvalidRequest(
@@ -165,14 +173,14 @@ class ChatTemplate:
         """Render and give the text around the contents; each must appear once and in order."""
         role = shown[-1]["role"]
         try:
-            text = self._run(shown, add_generation_prompt=False)
+            text = self._run(shown, add_generation_prompt=False, stand_ins=names)
         except InvalidRequest as error:
             raise InvalidRequest(str(error), parameter="role", value=role) from error
         for name in names:
-            text = text.replace(f'"{name}{_AS_JSON}"', name)
-        if _AS_JSON in text:
-            raise _refused_role(role, "it writes a message as a part of JSON text")
+            text = text.replace(f'"{_marked(name)}"', name)
         parts = _cut(text, names)
+        if any(_unmarked(part) != part for part in parts[1::2]):
+            raise _refused_role(role, "it writes a message as a part of JSON text")
         if parts[1::2] != list(names):
             raise _refused_role(role, "it drops, repeats or changes a message")
         return parts[::2]
@@ -198,6 +206,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        stand_ins: Collection[str] = (),
     ) -> str:
         limit = MAX_TEMPLATE_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
         # Indented JSON: at each of the body's levels of nesting a character can bring some more.
@@ -210,6 +219,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 tools=list(tools) or None,
                 documents=None,
+                _stand_ins=stand_ins,
                 **self._special_tokens,
                 **(variables or {}),
             ):
@@ -272,11 +282,21 @@ def _sentinel() -> str:
     return f"text{secrets.token_hex(16)}"
 
 
+def _marked(name: str) -> str:
+    """Give a name as `tojson` writes it. Pure."""
+    return _STAND_IN.sub(rf"\1\2{_AS_JSON}\3", name)
+
+
+def _unmarked(part: str) -> str:
+    """Give a name without its marks. Pure."""
+    return part.replace(_AS_JSON, "")
+
+
 def _cut(text: str, names: Collection[str]) -> list[str]:
     """Cut text at the names; even entries are what lies between, odd entries are names with their marks. Pure."""
     parts, position = [], 0
-    for found in _MARKED.finditer(text):
-        if found[1] in names:
+    for found in _STAND_IN.finditer(text):
+        if found[1] + found[3] in names:
             parts += [text[position : found.start()], found[0]]
             position = found.end()
     return [*parts, text[position:]]
@@ -287,9 +307,8 @@ def _pieces(parts: Sequence[str], contents: Mapping[str, str]) -> list[TextPiece
     pieces: list[TextPiece] = []
     for index, part in enumerate(parts):
         if index % 2:
-            name, *marks = part.split(_AS_JSON)
-            content = contents[name]
-            for _ in marks:
+            content = contents[_unmarked(part)]
+            for _ in range(part.count(_AS_JSON)):
                 content = json.dumps(content, ensure_ascii=False)[1:-1]
             pieces.append(TextPiece(content))
         elif part:
@@ -366,7 +385,9 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+@jinja2.pass_context
 def _to_json(
+    context: jinja2.runtime.Context,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -376,4 +397,5 @@ def _to_json(
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-    return _STAND_IN.sub(lambda found: found[0] + _AS_JSON, text)
+    names = context["_stand_ins"]
+    return _STAND_IN.sub(lambda found: _marked(found[0]) if found[1] + found[3] in names else found[0], text)

@@ -248,3 +248,24 @@ def test_text_that_looks_like_a_stand_in_takes_nothing_from_one(beside: str) -> 
     pieces = template.render([user("mine"), user("yours")], tools=[{"d": beside}])
     assert "".join(piece.text for piece in pieces) == f"{beside}mine{beside}yours{beside}"
     assert [piece.text for piece in pieces if not piece.is_template] == ["mine", "yours"]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    ["text" + "0" * 32, "context" + "a" * 32, "text" + "0" * 16 + "j" + "0" * 16, "j", "-written-as-json"],
+)
+def test_json_text_is_written_as_it_is_whatever_stands_in_it(beside: str) -> None:
+    template = ChatTemplate(
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content | tojson }}{{ tools[0].d }}{{ m.content }}"
+        "{{ tools[0].d }}{{ [m.content | tojson] | tojson }}{% endfor %}"
+    )
+    content, tools = 'say "so"' + beside, [{"d": beside}]
+    pieces = template.render([user(content)], tools=tools)
+    quoted = json.dumps(content)
+    expected = [json.dumps(tools), quoted, beside, content, beside, json.dumps([quoted])]
+    assert "".join(piece.text for piece in pieces) == "".join(expected)
+    assert [piece.text for piece in pieces if not piece.is_template] == [
+        quoted[1:-1],
+        content,
+        json.dumps(quoted[1:-1])[1:-1],
+    ]
