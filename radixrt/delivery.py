@@ -172,8 +172,14 @@ class OutputCollector:
         def deliver(item: OutputChunk | BaseException) -> None:
             if isinstance(item, BaseException):
                 then(item)
-            elif self.add(item):
-                then(self.output())
+                return
+            try:
+                found = self.output() if self.add(item) else None
+            except BaseException as error:  # the one who waits hears of it, and so does the engine, which aborts
+                then(error)
+                raise
+            if found is not None:
+                then(found)
 
         return deliver
 

@@ -6,6 +6,7 @@ import queue
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from radixrt import (
     InvalidRequest,
     Namespace,
     NeverFits,
+    OutputCollector,
     QueueFull,
     RequestAborted,
     SamplingParams,
@@ -403,6 +405,15 @@ def test_whoever_wants_only_the_output_is_woken_once(engine):
     output, wake_ups = asyncio.run(main())
     assert output.token_ids == engine.generate("hello", SHORT).token_ids
     assert len(wake_ups) == 1
+
+
+def test_an_output_that_cannot_be_put_together_is_told_and_its_request_is_aborted(engine):
+    found = queue.SimpleQueue()
+    request = engine.request("hello", replace(LONG, n=2))
+    collector = OutputCollector(request.prompt_ids, num_samples=1)
+    engine.submit(request, collector.deliver_to(found.put))
+    assert isinstance(found.get(timeout=30), IndexError)
+    assert engine.stats().num_running == engine.stats().num_waiting == 0
 
 
 def test_interrupted_batch_aborts_all_its_requests(engine):
