@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,23 +68,10 @@ async def _answer(service: Service, visit: Visit, body: CompletionBody) -> Respo
     outputs = await batch.outputs()
     usage = _counted(plan, total(output.usage for output in outputs))
     visit.notes.update(usage_notes(usage))
-    answer = {
-        "id": answer_id("cmpl"),
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.model_name,
-        "choices": [
-            _choice(service.engine.tokenizer, plan, index, output, sample_index)
-            for index, output in enumerate(outputs)
-            for sample_index in range(len(output.samples))
-        ],
-        "usage": usage_json(usage),
-    }
-    if found:
-        answer["radixrt"] = details_json(usage, found)
-    if plan.num_logprobs is None:
-        return json_response(answer)
-    return await service.in_thread(lambda: json_response(answer))
+    if plan.num_logprobs is None and not plan.has_echo:
+        return _whole(service, plan, outputs, usage, found)
+    # An entry for each token, or the prompt once more for each sample: that may be 100 MB.
+    return await service.in_thread(lambda: _whole(service, plan, outputs, usage, found))
 
 
 async def _plan(service: Service, visit: Visit, body: CompletionBody) -> _Plan:
@@ -146,22 +133,42 @@ def _counted(plan: _Plan, usage: Usage) -> Usage:
     return Usage(usage.prompt_tokens, usage.cached_tokens, usage.computed_tokens, usage.forced_tokens, 0)
 
 
-def _choice(
-    tokenizer: Tokenizer, plan: _Plan, index: int, output: GenerationOutput, sample_index: int
-) -> dict[str, Any]:
-    sample = output.samples[sample_index]
-    text = sample.text if plan.has_output else ""
-    if plan.has_echo:
-        text = tokenizer.decode(output.prompt_ids) + text
-    logprobs = None
-    if plan.num_logprobs is not None:
-        logprobs = _logprobs(tokenizer, plan, output, sample)
-    return {
-        "index": index * len(output.samples) + sample_index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": finish_name(sample.finish_reason) if plan.has_output else "length",
+def _whole(
+    service: Service,
+    plan: _Plan,
+    outputs: list[GenerationOutput],
+    usage: Usage,
+    found: list[PrefixReport],
+) -> Response:
+    """Give the answer that is not streamed. Takes its length of time."""
+    answer = {
+        "id": answer_id("cmpl"),
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": service.model_name,
+        "choices": [
+            choice
+            for index, output in enumerate(outputs)
+            for choice in _choices(service.engine.tokenizer, plan, index, output)
+        ],
+        "usage": usage_json(usage),
     }
+    if found:
+        answer["radixrt"] = details_json(usage, found)
+    return json_response(answer)
+
+
+def _choices(
+    tokenizer: Tokenizer, plan: _Plan, index: int, output: GenerationOutput
+) -> Iterator[dict[str, Any]]:
+    echoed = tokenizer.decode(output.prompt_ids) if plan.has_echo else ""
+    for sample_index, sample in enumerate(output.samples):
+        yield {
+            "index": index * len(output.samples) + sample_index,
+            "text": echoed + (sample.text if plan.has_output else ""),
+            "logprobs": None if plan.num_logprobs is None else _logprobs(tokenizer, plan, output, sample),
+            "finish_reason": finish_name(sample.finish_reason) if plan.has_output else "length",
+        }
 
 
 def _logprobs(tokenizer: Tokenizer, plan: _Plan, output: GenerationOutput, sample: Sample) -> Logprobs:

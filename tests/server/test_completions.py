@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 
@@ -63,6 +64,23 @@ def test_echo_with_logprobs_is_what_lm_eval_reads(engine):
         assert top[token] == value
         assert max(top.values()) >= value
     assert choice["text"].startswith("the cat sat")
+
+
+def test_an_echoed_prompt_is_put_into_words_once_and_off_the_event_loop(engine, monkeypatch):
+    """For each of thousands of samples, on the event loop, it held up everyone for seconds."""
+    prompt, decode, threads = "echo me", engine.tokenizer.decode, []
+
+    def spied(token_ids):
+        text = decode(token_ids)
+        if text == prompt:
+            threads.append(threading.current_thread())
+        return text
+
+    monkeypatch.setattr(engine.tokenizer, "decode", spied)
+    answer = post(engine, {"prompt": prompt, "echo": True, "n": 3, "max_tokens": 2}).json()
+    assert all(choice["text"].startswith(prompt) for choice in answer["choices"])
+    [thread] = threads
+    assert thread is not threading.main_thread()
 
 
 def test_echo_without_new_tokens(engine):
