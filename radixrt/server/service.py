@@ -137,7 +137,9 @@ class Service:
 
     async def on_text(self, visit: Visit, work: Callable[[], T]) -> T:
         """Encode text: at once if the body was short, else in a thread. Not for templates, which may take any time."""
-        return work() if visit.num_body_bytes <= SHORT_BODY_BYTES else await self.in_thread(work)
+        if visit.num_body_bytes <= SHORT_BODY_BYTES and self.engine.tokenizer.is_warm:
+            return work()
+        return await self.in_thread(work)
 
     async def start(
         self, visit: Visit, requests: Sequence[GenerateRequest], *, constraint: Constraint | None = None

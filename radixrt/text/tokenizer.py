@@ -195,6 +195,11 @@ class Tokenizer:
         """Make now what the first text that spells a control token would wait for (half a second at 49k tokens)."""
         self._masked_backend()
 
+    @property
+    def is_warm(self) -> bool:
+        """Tell whether `warm` has done its work: encoding then takes its text's length of time and no more."""
+        return self._masked is not None
+
     def check(self) -> None:
         """Raise ModelLoadError unless the class invariants hold."""
         ends = {*self.eos_ids, *_optional(self.bos_id)}

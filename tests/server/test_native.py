@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -284,3 +285,24 @@ def test_a_disconnected_resumable_stream_goes_on_and_an_abandoned_one_ends(engin
         return gone.status_code
 
     assert asyncio.run(go()) == 404
+
+
+def test_until_the_tokenizer_is_warm_short_text_waits_in_a_thread_as_well(engine, monkeypatch):
+    """The first control token in a content costs most of a second, which the event loop has not."""
+    from radixrt.server import create_app
+    from radixrt.server.gate import Visit
+
+    async def go():
+        engine.tokenizer.warm()
+        monkeypatch.setattr(engine.tokenizer, "warm", lambda: None)  # the service's own call may come late
+        service = create_app(engine).state.service
+        visit = Visit("a", num_body_bytes=10)
+        warm = await service.on_text(visit, threading.current_thread)
+        monkeypatch.setattr(engine.tokenizer, "_masked", None)
+        cold = await service.on_text(visit, threading.current_thread)
+        service.close()
+        return warm, cold
+
+    warm, cold = asyncio.run(go())
+    assert warm is threading.main_thread()
+    assert cold is not warm
