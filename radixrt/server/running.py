@@ -210,7 +210,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do the work unless the client goes away first, which cancels it.
 
     Raises:
-        ClientDisconnect: nobody waits any more. Otherwise what the work raises.
+        ClientDisconnect: nobody waits any more, whatever came of the work. Otherwise what the work raises.
     """
     doing = asyncio.current_task()
     assert doing is not None
@@ -226,9 +226,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     listening = asyncio.ensure_future(listen())
     try:
         return await work
-    except asyncio.CancelledError:
-        if has_gone and doing.uncancel() <= num_cancels:
-            raise ClientDisconnect from None
-        raise
     finally:
         listening.cancel()
+        if has_gone and doing.uncancel() <= num_cancels:  # else it was cancelled from outside as well
+            raise ClientDisconnect from None

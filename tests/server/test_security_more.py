@@ -12,12 +12,14 @@ import time
 
 import httpx2
 import pytest
+from starlette.requests import ClientDisconnect
 
 from radixrt import Engine, InvariantViolation, Namespace
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from radixrt.server.bodies_chat import ChatBody
 from radixrt.server.prompts import chat_prompt
+from radixrt.server.running import until_disconnect
 from radixrt.server.security import NamespaceRule, Tenant
 from tests.server.test_security import CHAT, GREEDY, KEY_1, KEY_2, ROOT, SOURCES, TWO_KEYS, imports
 from tests.support.asking import get, post, run
@@ -353,6 +355,29 @@ def test_a_reader_that_leaves_at_any_moment_leaves_nothing_behind(engine, is_str
 
     asyncio.run(go())
     assert_nothing_open(engine)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "fails", "goes on"])
+def test_work_that_is_given_up_is_nobodys_error_and_leaves_no_cancellation_behind(end):
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def work():
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            if end == "fails":
+                raise ZeroDivisionError from None
+            if end == "cancelled":
+                raise
+
+    async def go():
+        with pytest.raises(ClientDisconnect):
+            await until_disconnect(receive, work())
+        await asyncio.sleep(0)
+        return asyncio.current_task().cancelling()
+
+    assert asyncio.run(go()) == 0
 
 
 # -- 24. the engine's death ----------------------------------------------------------------------------------
