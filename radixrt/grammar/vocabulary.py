@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 
@@ -16,7 +17,7 @@ from radixrt.grammar.trie import TokenTrie
 from radixrt.text.tokenizer import Tokenizer
 
 MAX_FORCED_BYTES = 4096
-MAX_KNOWN_TEXTS, MAX_KNOWN_CHARACTERS = 4096, 128  # forced texts whose tokens are remembered: 2 MiB at most
+MAX_KNOWN_TEXTS, MAX_KNOWN_CHARACTERS = 4096, 128  # forced texts whose tokens are remembered: 10 MiB at most
 
 
 def pack_mask(bits: NDArray[np.uint8]) -> MaskRow:
@@ -214,9 +215,10 @@ class _EngineView:
         self.eos_token_id = vocabulary._end_ids[0]
         self.bos_token_id = vocabulary.tokenizer.bos_id
         self._encode = vocabulary.encode
-        self._known = lru_cache(MAX_KNOWN_TEXTS)(vocabulary.encode)
+        # As lists of integers they would be five times as large.
+        self._known = lru_cache(MAX_KNOWN_TEXTS)(lambda text: array("i", vocabulary.encode(text)))
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Encode what a grammar forces: the same few texts, over and over."""
         plain = text if isinstance(text, str) else text.decode("utf-8")
-        return self._known(plain) if len(plain) <= MAX_KNOWN_CHARACTERS else self._encode(plain)
+        return self._known(plain).tolist() if len(plain) <= MAX_KNOWN_CHARACTERS else self._encode(plain)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +16,7 @@ from radixrt.errors import RequestError
 from radixrt.grammar import GrammarCache
 from radixrt.grammar.ebnf_front import ebnf_to_engine
 from radixrt.grammar.lark_front import to_engine
+from radixrt.grammar.vocabulary import MAX_KNOWN_CHARACTERS, MAX_KNOWN_TEXTS, GrammarVocabulary, _EngineView
 from radixrt.grammar.worker import is_plainly_small
 from tests.support.tokenizers import byte_tokenizer
 
@@ -116,3 +119,23 @@ def test_what_looks_small_is_short_and_has_few_repeats() -> None:
     assert not is_plainly_small(GrammarSpec.regex(".{0,5000}"))
     assert not is_plainly_small(GrammarSpec.json_schema({"pattern": "a{100,2000}"}))
     assert not is_plainly_small(GrammarSpec.json_schema({"enum": [str(number) for number in range(5000)]}))
+
+
+def test_forced_texts_that_are_remembered_take_10_mib_at_most():
+    letters = [chr(number) for number in range(0x400, 0x480)]  # each a token of its own
+    view = _EngineView(GrammarVocabulary(byte_tokenizer(extra=letters)))
+    rng = random.Random(1)
+    texts = ["".join(rng.choices(letters, k=MAX_KNOWN_CHARACTERS)) for _ in range(200)]
+    expected = [view(text) for text in texts]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        more = [text[::-1] for text in texts]
+        for text in more:
+            view(text)
+        num_bytes = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < (10 << 20) / MAX_KNOWN_TEXTS * len(texts)
+    view(texts[0]).clear()  # what a caller does with its list is its own affair
+    assert [view(text) for text in texts] == expected
