@@ -70,6 +70,7 @@ def create_app(engine: Engine | AsyncEngine, config: ServerConfig | None = None)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await service.warmed()
         yield
         service.close()
 

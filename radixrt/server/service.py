@@ -107,7 +107,7 @@ class Service:
         self.argument_schemas = ArgumentSchemas(engine.grammars.get)
         self._text_threads = ThreadPoolExecutor(NUM_TEXT_THREADS, "radixrt-text")
         self._grammar_threads = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "radixrt-grammar")
-        self._text_threads.submit(engine.tokenizer.warm)
+        self._warming = self._text_threads.submit(engine.tokenizer.warm)
 
     def count(self, scope: Scope, visit: Visit) -> Callable[[], None]:
         """Count an HTTP request; give what counts its end."""
@@ -121,6 +121,10 @@ class Service:
         Found out when first asked for, which runs the model's template: ask in a thread.
         """
         return ToolForm.of(self.engine.tokenizer, self.config.tool_format)
+
+    async def warmed(self) -> None:
+        """Wait until the tokenizer is warm: that holds the interpreter's lock for long, so nobody shall be served yet."""
+        await asyncio.wait([asyncio.wrap_future(self._warming)])
 
     async def body(self, request: Request, kind: type[BodyType]) -> BodyType:
         """Read a request's body within the limits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -306,3 +307,23 @@ def test_until_the_tokenizer_is_warm_short_text_waits_in_a_thread_as_well(engine
     warm, cold = asyncio.run(go())
     assert warm is threading.main_thread()
     assert cold is not warm
+
+
+def test_nobody_is_served_before_the_tokenizer_is_warm(engine, monkeypatch):
+    """Warming holds the interpreter's lock: in a thread, it would hold up the event loop all the same."""
+    from radixrt.server import create_app
+
+    warm = engine.tokenizer.warm
+
+    def slow():
+        time.sleep(0.3)
+        warm()
+
+    async def go():
+        monkeypatch.setattr(engine.tokenizer, "_masked", None)
+        monkeypatch.setattr(engine.tokenizer, "warm", slow)
+        app = create_app(engine)
+        async with app.router.lifespan_context(app):
+            return engine.tokenizer.is_warm
+
+    assert asyncio.run(go())
