@@ -175,7 +175,7 @@ class OutputCollector:
                 return
             try:
                 found = self.output() if self.add(item) else None
-            except BaseException as error:  # the one who waits hears of it, and so does the engine, which aborts
+            except BaseException as error:  # for the one who waits, and for the engine, which aborts
                 then(error)
                 raise
             if found is not None:
