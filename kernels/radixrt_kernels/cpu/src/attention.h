@@ -39,7 +39,7 @@ public:
     std::vector<float> scores, sums, maxima, totals;
     std::vector<int64_t> positions;
 
-    void resize(int64_t num_rows, int64_t row_words, int64_t width) {
+    void resize(int64_t num_rows, int64_t row_words, int64_t width, int64_t num_heads) {
         auto grow = [](auto& buffer, int64_t count) {
             if ((int64_t)buffer.size() < count) buffer.resize(count);
         };
@@ -50,9 +50,9 @@ public:
         grow(scores, num_rows * kKeyBlock);
         grow(sums, num_rows * width);
         grow(maxima, num_rows);
-        grow(totals, num_rows);
+        grow(totals, num_rows * kLanes);
         grow(positions, num_rows);
-        grow(zeros, width);
+        grow(zeros, num_heads * width);
     }
 };
 
@@ -84,7 +84,7 @@ public:
     void run(const Member* members, int64_t num_members, int64_t shared_stop, Ahead next) {
         num_rows_ = 0;
         for (int64_t m = 0; m < num_members; ++m) num_rows_ += members[m].num_tokens * rows_per_token_;
-        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_words_, width_);
+        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_words_, width_, stop_head_ - first_head_);
         gather(members, num_members);
         if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop, begin(members[0], shared_stop));
         for (int64_t m = 0, row = 0; m < num_members; ++m) {
@@ -125,15 +125,16 @@ private:
             std::memcpy(&scratch_.q[row * row_words_], layer_.q + at, head_dim_ * sizeof(T));
             std::fill_n(&scratch_.sums[row * width_], width_, 0.0f);
             scratch_.maxima[row] = kNothingSeen;
-            scratch_.totals[row] = 0.0f;
+            store(&scratch_.totals[row * kLanes], Floats{});
             scratch_.positions[row] = position;
         });
     }
 
     void scatter(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t) {
-            float factor = 1.0f / scratch_.totals[row];
-            const float* sums = &scratch_.sums[row * width_];
+            float factor = 1.0f / sum_lanes(load<Floats>(&scratch_.totals[row * kLanes]));
+            float* sums = &scratch_.sums[row * width_];
+            put_in_order(sums, head_dim_, T{});
             int64_t d = 0;
             for (; d + kLanes <= head_dim_; d += kLanes)
                 store_narrow(layer_.output + at + d, load<Floats>(sums + d) * factor);
@@ -146,49 +147,68 @@ private:
         const bool is_direct = num_rows <= kMaxDirectRows && fits_directly<T>(head_dim_);
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
-            bool is_last = following >= stop;
-            list_lines(is_last ? next : Ahead{pages, following, std::min(following + kKeyBlock, stop)}, is_direct);
-            for (int64_t head = first_head_; head < stop_head_; ++head) {
-                find_block(pages, head, block, count);
-                if (!is_direct) pack_block(count);
-                int64_t head_row = (head - first_head_) * num_rows_ + first_row;
-                for_each_tile(num_rows, [&](int64_t first, auto row_count) {
-                    attend_tile<decltype(row_count)::value>(head_row + first, block, count, is_direct);
+            Ahead ahead = following < stop ? Ahead{pages, following, std::min(following + kKeyBlock, stop)} : next;
+            list_far_lines(ahead, count, is_direct);
+            find_block(pages, block, count);
+            if constexpr (kMaxDirectRows > 0) {
+                if (is_direct) {
+                    list_near_lines({pages, block, block + count}, ahead);
+                    auto run = [&](auto rows) { attend_directly<decltype(rows)::value>(first_row, block, count); };
+                    with_row_count<kMaxDirectRows>(num_rows, run);
+                    continue;
+                }
+            }
+            for (int64_t head = 0; head < stop_head_ - first_head_; ++head) {
+                pack_block(head, count);
+                for_each_tile(num_rows, [&](int64_t first, auto rows) {
+                    attend_tile<decltype(rows)::value>(head * num_rows_ + first_row + first, block, count);
                 });
             }
         }
     }
 
-    // List the memory of positions, in the order of addresses where that can be.
-    void list_lines(Ahead ahead, bool is_direct) {
-        const KVLayer<T>& kv = layer_.kv;
-        const int64_t stride = kv.num_heads * head_dim_, wanted = (stop_head_ - first_head_) * head_dim_;
-        stream_.clear();
-        for (int64_t position = ahead.start; position < ahead.stop;) {
-            int64_t offset = position % kv.page_size, count = std::min(kv.page_size - offset, ahead.stop - position);
-            const T* keys = kv.key(ahead.pages[position / kv.page_size], offset, first_head_);
-            for (const T* run : {keys, keys + kv.value_offset()}) {
-                if (wanted == stride) {
-                    stream_.add(run, count * stride * sizeof(T));
-                } else {
-                    for (int64_t i = 0; i < count; ++i) stream_.add(run + i * stride, wanted * sizeof(T));
-                }
-            }
-            position += count;
-        }
+    // List the next block's memory, in the order of addresses where that can be. Args: count: positions of this one.
+    void list_far_lines(Ahead ahead, int64_t count, bool is_direct) {
+        far_.clear();
+        for_each_run(ahead.pages, ahead.start, ahead.stop, [&](int64_t, int64_t length, const T* keys) {
+            add_lines(far_, keys, length);
+            add_lines(far_, keys + layer_.kv.value_offset(), length);
+        });
+        far_.translate();
+        far_.start();
+        int64_t num_vectors = (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
         int64_t num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
-        int64_t value_steps = width_ / kPanel * (kKeyBlock / kWordElements<T>);
-        int64_t num_units = is_direct ? kKeyUnits * kLanes * num_squares + kValueUnits * value_steps
-                                      : 4 * num_squares + kKeyBlock + kKeyBlock / kPanel * row_words_ + value_steps;
-        stream_.spread((stop_head_ - first_head_) * num_units);
+        int64_t num_units = is_direct ? num_vectors : 8 * num_squares + kKeyBlock + 2 * kKeyBlock / kPanel * row_words_;
+        far_.spread((stop_head_ - first_head_) * num_units);
     }
 
-    // Positions past the context are zeros, whatever their slots hold.
-    void find_block(const int32_t* pages, int64_t head, int64_t block, int64_t count) {
-        const int64_t to_value = layer_.kv.value_offset();
-        for_each_key(pages, head, block, block + count, [&](int64_t position, const T* key) {
-            keys_[position - block] = reinterpret_cast<const Word*>(key);
-            values_[position - block] = key + to_value;
+    // List this block's memory in the order in which attend_directly() reads it, then the first of the next one's.
+    void list_near_lines(Ahead block, Ahead ahead) {
+        near_.clear();
+        for (int64_t offset : {(int64_t)0, layer_.kv.value_offset()})
+            for_each_run(block.pages, block.start, block.stop,
+                         [&](int64_t, int64_t length, const T* keys) { add_lines(near_, keys + offset, length); });
+        for_each_run(ahead.pages, ahead.start, std::min(ahead.start + kLanes, ahead.stop),
+                     [&](int64_t, int64_t length, const T* keys) { add_lines(near_, keys, length); });
+        near_.start(kNearLead);
+    }
+
+    // Add the wanted heads' keys, or values, of consecutive positions of a page.
+    template <class Lines>
+    void add_lines(Lines& lines, const T* first, int64_t num_positions) const {
+        const int64_t stride = layer_.kv.num_heads * head_dim_, wanted = (stop_head_ - first_head_) * head_dim_;
+        lines.add(first, wanted * sizeof(T), num_positions, stride * sizeof(T));
+    }
+
+    // Keys and values of the first head; the others' follow them. Positions past the context are zeros, whatever their
+    // slots hold.
+    void find_block(const int32_t* pages, int64_t block, int64_t count) {
+        const int64_t to_value = layer_.kv.value_offset(), stride = layer_.kv.num_heads * head_dim_;
+        for_each_run(pages, block, block + count, [&](int64_t position, int64_t length, const T* key) {
+            for (int64_t i = position - block; i < position - block + length; ++i, key += stride) {
+                keys_[i] = reinterpret_cast<const Word*>(key);
+                values_[i] = key + to_value;
+            }
         });
         const Word* zeros = scratch_.zeros.data();
         for (int64_t i = count; i < kKeyBlock; ++i) {
@@ -198,103 +218,148 @@ private:
     }
 
     // Keys become panels of 32 positions, values steps over positions.
-    void pack_block(int64_t count) {
+    void pack_block(int64_t head, int64_t count) {
         for (int64_t first = 0; first < count; first += kPanel)
-            pack_panel(keys_ + first, row_words_, &scratch_.keys[first * row_words_], stream_);
-        pack_values(values_, count, head_dim_, width_, scratch_.values.data(), stream_);
+            pack_panel(keys_ + first, head * row_words_, row_words_, &scratch_.keys[first * row_words_], far_);
+        pack_values(values_, head * head_dim_, count, head_dim_, width_, scratch_.values.data(), far_);
     }
 
-    // Call function(position, key) for the positions [start, stop), page by page: one division, not one a position.
+    // Call function(first position, count, key of the first wanted head) for the positions [start, stop), page by page.
     template <class Function>
-    void for_each_key(const int32_t* pages, int64_t head, int64_t start, int64_t stop, Function&& function) const {
-        const int64_t page_size = layer_.kv.page_size, stride = layer_.kv.num_heads * head_dim_;
+    void for_each_run(const int32_t* pages, int64_t start, int64_t stop, Function&& function) const {
+        const int64_t page_size = layer_.kv.page_size;
         int64_t column = start / page_size, offset = start % page_size;
         for (int64_t position = start; position < stop; ++column, offset = 0) {
-            const T* key = layer_.kv.key(pages[column], offset, head);
-            for (; offset < page_size && position < stop; ++offset, ++position, key += stride) function(position, key);
+            int64_t count = std::min(page_size - offset, stop - position);
+            function(position, count, layer_.kv.key(pages[column], offset, first_head_));
+            position += count;
         }
     }
 
-    template <int kRows>
-    void attend_tile(int64_t first, int64_t block, int64_t count, bool is_direct) {
-        // Rows are in the order of their positions within a member, so the last sees the most, the first the least.
+    // Positions of the block that any of the rows sees. Rows are in the order of their positions within a member.
+    int64_t num_visible(int64_t first, int num_rows, int64_t block, int64_t count) const {
         int64_t visible = 0;
-        for (int r = 0; r < kRows; ++r) visible = std::max(visible, scratch_.positions[first + r] + 1 - block);
-        visible = std::min(visible, count);
+        for (int r = 0; r < num_rows; ++r) visible = std::max(visible, scratch_.positions[first + r] + 1 - block);
+        return std::min(visible, count);
+    }
+
+    // The same rows of every head, a few positions at a time: so memory is read nearly in the order of its addresses.
+    template <int kRows>
+    void attend_directly(int64_t first_row, int64_t block, int64_t count) {
+        const int64_t visible = num_visible(first_row, kRows, block, count), num_scores = round_up(visible, kLanes);
+        const int64_t num_heads = stop_head_ - first_head_;
+        if (visible <= 0) return;
+        for (int64_t i = 0; i < num_scores; i += kLanes)
+            for (int64_t head = 0; head < num_heads; ++head) {
+                int64_t row = head * num_rows_ + first_row;
+                score_directly<T, kRows>(&scratch_.q[row * row_words_], row_words_, keys_ + i, head * row_words_,
+                                         &scratch_.scores[row * kKeyBlock + i], kKeyBlock, far_, near_);
+            }
+        for (int64_t head = 0; head < num_heads; ++head)
+            for (int r = 0; r < kRows; ++r) weigh(head * num_rows_ + first_row + r, block, num_scores);
+        for (int64_t i = 0; i < visible; i += kValuePositions) {
+            int64_t stop = std::min(i + kValuePositions, visible);
+            for (int64_t head = 0; head < num_heads; ++head)
+                add_head_directly<kRows>(head, head * num_rows_ + first_row, i, stop);
+        }
+    }
+
+    // Add the weighted values of positions [start, stop) of the block to the sums of kRows rows.
+    template <int kRows>
+    void add_head_directly(int64_t head, int64_t row, int64_t start, int64_t stop) {
+        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
+        constexpr int kTwoPanels = 2 * kPanelVectors;
+        const int64_t num_steps = (stop - start + kWordElements<T> - 1) / kWordElements<T>;
+        const Word* weights = &scratch_.weights[row * kWeightWords + start / kWordElements<T>];
+        float* running = &scratch_.sums[row * width_];
+        auto add = [&](auto num_vectors, int64_t d) {
+            add_values_directly<T, kRows, decltype(num_vectors)::value>(weights, kWeightWords, values_ + start,
+                                                                        head * head_dim_ + d, num_steps, running + d,
+                                                                        width_, far_, near_);
+        };
+        int64_t d = 0;
+        for (; d + 2 * kPanel <= width_; d += 2 * kPanel) add(RowCount<kTwoPanels>{}, d);
+        if (d < width_) add(RowCount<kPanelVectors>{}, d);
+    }
+
+    template <int kRows>
+    void attend_tile(int64_t first, int64_t block, int64_t count) {
+        const int64_t visible = num_visible(first, kRows, block, count);
         if (visible <= 0) return;
         int64_t num_panels = (visible + kPanel - 1) / kPanel;
         const Word* q = &scratch_.q[first * row_words_];
         float* scores = &scratch_.scores[first * kKeyBlock];
-        if (kRows <= kMaxDirectRows && is_direct) {
-            score_directly<T, kRows>(q, row_words_, keys_, num_panels * kPanel, scores, kKeyBlock, stream_);
-        } else {
-            for (int64_t p = 0; p < num_panels; ++p) {
-                Floats sums[kRows][kPanelVectors] = {};
-                multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums,
-                                   [&] { stream_.advance(1); });
-                for (int r = 0; r < kRows; ++r)
-                    for (int v = 0; v < kPanelVectors; ++v)
-                        store(scores + r * kKeyBlock + p * kPanel + v * kLanes, sums[r][v]);
-            }
-        }
-        float factors[kRows];
-        for (int r = 0; r < kRows; ++r) factors[r] = weigh(first + r, block, num_panels * kPanel);
-        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
-        int64_t num_steps = (visible + kWordElements<T> - 1) / kWordElements<T>;
-        for (int64_t d = 0; d < width_; d += kPanel) {
-            Floats sums[kRows][kPanelVectors];
-            float* running = &scratch_.sums[first * width_ + d];
+        for (int64_t p = 0; p < num_panels; ++p) {
+            Floats sums[kRows][kPanelVectors] = {};
+            multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums,
+                               [&] { far_.advance<2>(); });
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v)
-                    sums[r][v] = load<Floats>(running + r * width_ + v * kLanes) * factors[r];
-            const Word* weights = &scratch_.weights[first * kWeightWords];
-            if (kRows <= kMaxDirectRows && is_direct) {
-                add_values_directly<T, kRows>(weights, kWeightWords, values_, d, num_steps, sums, stream_);
-            } else {
-                multiply<T, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums,
-                                   [&] { stream_.advance(1); });
-            }
+                    store(scores + r * kKeyBlock + p * kPanel + v * kLanes, sums[r][v]);
+        }
+        for (int r = 0; r < kRows; ++r) weigh(first + r, block, num_panels * kPanel);
+        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
+        int64_t num_steps = (visible + kWordElements<T> - 1) / kWordElements<T>;
+        const Word* weights = &scratch_.weights[first * kWeightWords];
+        float* running = &scratch_.sums[first * width_];
+        for (int64_t d = 0; d < width_; d += kPanel) {
+            Floats sums[kRows][kPanelVectors];
             for (int r = 0; r < kRows; ++r)
-                for (int v = 0; v < kPanelVectors; ++v) store(running + r * width_ + v * kLanes, sums[r][v]);
+                for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = load<Floats>(running + r * width_ + d + v * kLanes);
+            multiply<T, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums, [] {});
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kPanelVectors; ++v) store(running + r * width_ + d + v * kLanes, sums[r][v]);
         }
     }
 
-    // Turn a row's scores of a block into weights; give the factor for what was summed before.
-    float weigh(int64_t row, int64_t block, int64_t num_scores) {
-        int64_t position = scratch_.positions[row];
-        int64_t low = layer_.window ? position + 1 - layer_.window - block : 0, high = position + 1 - block;
+    // Turn a row's scores of a block into weights; a new maximum scales down what was summed before.
+    void weigh(int64_t row, int64_t block, int64_t num_scores) {
+        const int64_t position = scratch_.positions[row];
+        const int64_t low = layer_.window ? position + 1 - layer_.window - block : 0, high = position + 1 - block;
+        const bool hides = low > 0 || high < num_scores;
         float* scores = &scratch_.scores[row * kKeyBlock];
-        T* weights = reinterpret_cast<T*>(scratch_.weights.data()) + row * kKeyBlock;
-        if (low > 0 || high < num_scores) {
+        if (hides) {
             for (int64_t i = 0; i < num_scores; ++i)
                 if (i < low || i >= high) scores[i] = kNothingSeen;
         }
         Floats best = load<Floats>(scores);
         for (int64_t i = kLanes; i < num_scores; i += kLanes) best = larger(best, load<Floats>(scores + i));
-        float& maximum = scratch_.maxima[row];
         float new_maximum = largest_lane(best) * log2_scale_;
-        float factor = 1.0f;
-        if (new_maximum > maximum) {
-            factor = exp2(splat(maximum - new_maximum))[0];
-            maximum = new_maximum;
+        if (new_maximum > scratch_.maxima[row]) {
+            rescale(row, exp2(splat(scratch_.maxima[row] - new_maximum))[0]);
+            scratch_.maxima[row] = new_maximum;
         }
-        Floats total = {};
+        T* weights = reinterpret_cast<T*>(scratch_.weights.data()) + row * kKeyBlock;
+        hides ? write_weights<true>(row, scores, num_scores, weights) : write_weights<false>(row, scores, num_scores, weights);
+    }
+
+    template <bool kHides>
+    void write_weights(int64_t row, const float* scores, int64_t num_scores, T* weights) {
+        const float maximum = scratch_.maxima[row];
+        float* totals = &scratch_.totals[row * kLanes];
+        Floats total = load<Floats>(totals);
         for (int64_t i = 0; i < num_scores; i += kLanes) {
             Floats score = load<Floats>(scores + i);
             Floats weight = exp2(score * log2_scale_ - maximum);
-            weight = score > kNothingSeen ? weight : Floats{};
+            if constexpr (kHides) weight = score > kNothingSeen ? weight : Floats{};
             total += weight;
             store_narrow(weights + i, weight);
         }
-        scratch_.totals[row] = scratch_.totals[row] * factor + sum_lanes(total);
-        return factor;
+        store(totals, total);
+    }
+
+    void rescale(int64_t row, float factor) {
+        float *sums = &scratch_.sums[row * width_], *totals = &scratch_.totals[row * kLanes];
+        for (int64_t d = 0; d < width_; d += kLanes) store(sums + d, load<Floats>(sums + d) * factor);
+        store(totals, load<Floats>(totals) * factor);
     }
 
     const AttentionLayer<T>& layer_;
     const int64_t first_head_, stop_head_;
     AttentionScratch& scratch_;
     const int64_t head_dim_, row_words_, width_, rows_per_token_;
-    LineStream stream_;
+    FarLines far_;
+    NearLines near_;
     const Word* keys_[kKeyBlock];
     const T* values_[kKeyBlock];
     int64_t num_rows_ = 0;  // of one head

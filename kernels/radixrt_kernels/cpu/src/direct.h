@@ -10,8 +10,9 @@ namespace radixrt {
 
 // Measured with 3 rows, one thread: 2.1 ms against 2.6 ms packed for 32 sequences of 1,024 (H=9, G=3, D=64).
 constexpr int kMaxDirectRows = kLanes == 16 ? 4 : 0;
-// How often the two products below advance a stream: per word of 16 keys, and per step of a panel of values.
-constexpr int64_t kKeyUnits = 1, kValueUnits = 2;
+// Positions whose values are added for one head before the next has its turn: few, so that memory is read nearly in the
+// order of its addresses; more save loads of the sums.
+constexpr int64_t kValuePositions = 8;
 
 // Whether head_dim elements fill whole vectors, which both products need.
 template <class T>
@@ -19,53 +20,74 @@ constexpr bool fits_directly(int64_t head_dim) {
     return head_dim % kPanel == 0 && head_dim / kWordElements<T> % kLanes == 0;
 }
 
-// scores[r][i] = q[r] . keys[i] for i < num_keys, rounded up to whole vectors; keys there must be readable.
+// Near lines run this far ahead of what is read.
+constexpr int64_t kNearLead = 64;
+
+// scores[r][i] = q[r] . keys[i] for i < kLanes; key i starts at keys[i] + at.
 template <class T, int kRows>
-inline void score_directly(const Word* q, int64_t row_words, const Word* const* keys, int64_t num_keys, float* scores,
-                           int64_t score_stride, LineStream& stream) {
-    for (int64_t first = 0; first < num_keys; first += kLanes) {
-        Floats sums[kRows] = {};
-        for (int64_t k = 0; k < row_words; k += kLanes) {
-            Words block[kLanes];
+[[gnu::always_inline]] inline void score_directly(const Word* q, int64_t row_words, const Word* const* keys, int64_t at, float* scores,
+                           int64_t score_stride, FarLines& far, NearLines& near) {
+    Floats sums[kRows] = {};
+    for (int64_t k = 0; k < row_words; k += kLanes) {
+        Words block[kLanes];
 #pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) block[i] = load<Words>(keys[first + i] + k);
-            transpose(block);
-#pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) {
-                stream.advance(kKeyUnits);
-#pragma GCC unroll 4
-                for (int r = 0; r < kRows; ++r)
-                    sums[r] = multiply_add<T>(sums[r], block[i], splat_word(q[r * row_words + k + i]));
-            }
+        for (int i = 0; i < kLanes; ++i) {
+            if (i % 8 == 0) near.advance<8>();
+            block[i] = load<Words>(keys[i] + at + k);
         }
-        for (int r = 0; r < kRows; ++r) store(scores + r * score_stride + first, sums[r]);
+        transpose(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+            if (i % 8 == 0) far.advance<8>();
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r)
+                sums[r] = multiply_add<T>(sums[r], block[i], splat_word(q[r * row_words + k + i]));
+        }
     }
+    for (int r = 0; r < kRows; ++r) store(scores + r * score_stride, sums[r]);
 }
 
-// One step of a panel of values: one position (float) or two.
-inline void load_values(const float* const* values, int64_t d, Words (&step)[kPanelVectors]) {
-    for (int v = 0; v < kPanelVectors; ++v) step[v] = load<Words>(values[0] + d + v * kLanes);
+// One step of kVectors vectors of values: one position (float) or two.
+template <int kVectors>
+inline void load_values(const float* const* values, int64_t at, Words (&step)[kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) step[v] = load<Words>(values[0] + at + v * kLanes);
 }
 
-inline void load_values(const BFloat16* const* values, int64_t d, Words (&step)[kPanelVectors]) {
-    for (int v = 0; v < kPanelVectors; v += 2)
-        interleave(values[0] + d + v * kLanes, values[1] + d + v * kLanes, step[v], step[v + 1]);
+template <int kVectors>
+inline void load_values(const BFloat16* const* values, int64_t at, Words (&step)[kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; v += 2)
+        interleave(values[0] + at + v * kLanes, values[1] + at + v * kLanes, step[v], step[v + 1]);
 }
 
-// Add to sums[r] the weighted values of dimensions [d, d + kPanel), num_steps steps.
-template <class T, int kRows>
-inline void add_values_directly(const Word* weights, int64_t weight_stride, const T* const* values, int64_t d,
-                                int64_t num_steps, Floats (&sums)[kRows][kPanelVectors], LineStream& stream) {
+// Add to running[r] the weighted values of kVectors vectors of dimensions, num_steps steps; those of a position start
+// at values[i] + at.
+template <class T, int kRows, int kVectors>
+[[gnu::always_inline]] inline void add_values_directly(const Word* weights, int64_t weight_stride, const T* const* values, int64_t at,
+                                int64_t num_steps, float* running, int64_t running_stride, FarLines& far,
+                                NearLines& near) {
+    Floats sums[kRows][kVectors];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = load<Floats>(running + r * running_stride + v * kLanes);
     for (int64_t k = 0; k < num_steps; ++k) {
-        stream.advance(kValueUnits);
-        Words step[kPanelVectors];
-        load_values(values + k * kWordElements<T>, d, step);
+        far.advance<kVectors>();
+        Words step[kVectors];
+        load_values(values + k * kWordElements<T>, at, step);
+        near.advance<kVectors>();
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             Words weight = splat_word(weights[r * weight_stride + k]);
-            for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = multiply_add<T>(sums[r][v], step[v], weight);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add<T>(sums[r][v], step[v], weight);
         }
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) store(running + r * running_stride + v * kLanes, sums[r][v]);
 }
 
 }  // namespace radixrt

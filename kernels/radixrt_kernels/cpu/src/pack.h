@@ -29,6 +29,35 @@ inline void exchange_all(Words (&block)[kLanes]) {
         if (!(i & kStride)) exchange<kStride>(block[i], block[i + kStride]);
 }
 
+#if defined(__AVX512F__)
+// Transpose a square: 4 x 4 within quarters of vectors, then the quarters. Half the price of general permutations.
+inline void transpose(Words (&block)[kLanes]) {
+    __m512i pairs[kLanes], fours[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32((__m512i)block[i], (__m512i)block[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32((__m512i)block[i], (__m512i)block[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            fours[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
+            fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 4; ++i) {
+        __m512i a = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0x88);
+        __m512i b = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0xdd);
+        __m512i c = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0x88);
+        __m512i d = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0xdd);
+        block[i] = (Words)_mm512_shuffle_i32x4(a, c, 0x88);
+        block[i + 8] = (Words)_mm512_shuffle_i32x4(a, c, 0xdd);
+        block[i + 4] = (Words)_mm512_shuffle_i32x4(b, d, 0x88);
+        block[i + 12] = (Words)_mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+}
+#else
 // Transpose a square: swap the off-diagonal quarters of ever smaller squares.
 inline void transpose(Words (&block)[kLanes]) {
     if constexpr (kLanes > 8) exchange_all<8>(block);
@@ -36,22 +65,23 @@ inline void transpose(Words (&block)[kLanes]) {
     exchange_all<2>(block);
     exchange_all<1>(block);
 }
+#endif
 
-// Write a panel from kPanel rows of num_words words. Advances the stream with every square.
-inline void pack_panel(const Word* const* rows, int64_t num_words, Word* panel, LineStream& stream) {
+// Write a panel from kPanel rows of num_words words, which start at rows[i] + at. Advances the stream with every square.
+inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, Word* panel, FarLines& far) {
     int64_t whole = num_words / kLanes * kLanes;
     for (int first = 0; first < kPanel; first += kLanes) {
         for (int64_t k = 0; k < whole; k += kLanes) {
-            stream.advance(4);
+            far.advance<8>();
             Words block[kLanes];
 #pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) block[i] = load<Words>(rows[first + i] + k);
+            for (int i = 0; i < kLanes; ++i) block[i] = load<Words>(rows[first + i] + at + k);
             transpose(block);
 #pragma GCC unroll 16
             for (int i = 0; i < kLanes; ++i) store(panel + (k + i) * kPanel + first, block[i]);
         }
         for (int64_t k = whole; k < num_words; ++k)
-            for (int i = 0; i < kLanes; ++i) panel[k * kPanel + first + i] = rows[first + i][k];
+            for (int i = 0; i < kLanes; ++i) panel[k * kPanel + first + i] = rows[first + i][at + k];
     }
 }
 
@@ -62,7 +92,7 @@ template <class T>
 inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs, bool paired, Word* panels) {
     constexpr int kHalf = kPanel / 2;
     const std::vector<Word> zeros(num_inputs);
-    LineStream nothing;
+    FarLines nothing;
     int64_t num_words = num_inputs / kWordElements<T>, half = num_outputs / 2;
     int64_t num_panels = paired ? (half + kHalf - 1) / kHalf : (num_outputs + kPanel - 1) / kPanel;
     for (int64_t p = 0; p < num_panels; ++p) {
@@ -76,23 +106,28 @@ inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs
             const T* row = weight + (output + (paired && i >= kHalf ? half : 0)) * num_inputs;
             rows[i] = output < limit ? reinterpret_cast<const Word*>(row) : zeros.data();
         }
-        pack_panel(rows, num_words, panels + p * num_words * kPanel, nothing);
+        pack_panel(rows, 0, num_words, panels + p * num_words * kPanel, nothing);
     }
 }
 
-// Rows of values of consecutive positions, head_dim elements each -> steps over positions, `width` outputs each
-// (head_dim rounded up to whole panels). A pair of rows is one step of bfloat16: the row after an odd last one is read.
+// Rows of values of consecutive positions, head_dim elements each from rows[i] + at on -> steps over positions, `width`
+// outputs each (head_dim rounded up to whole panels). A pair of rows is one step of bfloat16: the row after an odd last one is read.
 // Advances the stream every two rows.
-inline void pack_values(const float* const* rows, int64_t num_rows, int64_t head_dim, int64_t width, Word* steps,
-                        LineStream& stream) {
+inline void pack_values(const float* const* rows, int64_t at, int64_t num_rows, int64_t head_dim, int64_t width,
+                        Word* steps, FarLines& far) {
     for (int64_t t = 0; t < num_rows; ++t) {
-        if (t % 2 == 0) stream.advance(2);
-        std::memcpy(steps + t * width, rows[t], head_dim * sizeof(float));
+        if (t % 2 == 0) far.advance<2>();
+        std::memcpy(steps + t * width, rows[t] + at, head_dim * sizeof(float));
     }
 }
 
-// Two rows of 2 * kLanes elements -> words of an element of the first, then of the second.
+// Two rows of 2 * kLanes elements -> words of an element of the first, then of the second. With AVX-512 the words of
+// low and high take turns in fours, which costs less: put_in_order() undoes that in their sums.
 inline void interleave(const BFloat16* first, const BFloat16* second, Words& low, Words& high) {
+#if defined(__AVX512F__)
+    low = (Words)_mm512_unpacklo_epi16(load<__m512i>(first), load<__m512i>(second));
+    high = (Words)_mm512_unpackhi_epi16(load<__m512i>(first), load<__m512i>(second));
+#else
     WideHalves to_low, to_high, a = load<WideHalves>(first), b = load<WideHalves>(second);
     for (int i = 0; i < 2 * kLanes; ++i) {
         to_low[i] = i / 2 + (i % 2) * 2 * kLanes;
@@ -100,14 +135,33 @@ inline void interleave(const BFloat16* first, const BFloat16* second, Words& low
     }
     low = (Words)__builtin_shuffle(a, b, to_low);
     high = (Words)__builtin_shuffle(a, b, to_high);
+#endif
 }
 
-inline void pack_values(const BFloat16* const* rows, int64_t num_rows, int64_t head_dim, int64_t width, Word* steps,
-                        LineStream& stream) {
+// Put the sums [num_elements] over steps of values into the order of the elements.
+inline void put_in_order(float*, int64_t, float) {}
+
+inline void put_in_order(float* sums, int64_t num_elements, BFloat16) {
+#if defined(__AVX512F__)
+    Words to_low, to_high;
+    for (int i = 0; i < kLanes; ++i) {
+        to_low[i] = i / 8 * 4 + i % 4 + (i % 8 / 4) * kLanes;
+        to_high[i] = 8 + to_low[i];
+    }
+    for (int64_t d = 0; d + 2 * kLanes <= num_elements; d += 2 * kLanes) {
+        Floats low = load<Floats>(sums + d), high = load<Floats>(sums + d + kLanes);
+        store(sums + d, __builtin_shuffle(low, high, to_low));
+        store(sums + d + kLanes, __builtin_shuffle(low, high, to_high));
+    }
+#endif
+}
+
+inline void pack_values(const BFloat16* const* rows, int64_t at, int64_t num_rows, int64_t head_dim, int64_t width,
+                        Word* steps, FarLines& far) {
     int64_t whole = head_dim / (2 * kLanes) * (2 * kLanes);
     for (int64_t t = 0; t < num_rows; t += 2, steps += width) {
-        stream.advance(2);
-        const BFloat16 *first = rows[t], *second = rows[t + 1];
+        far.advance<2>();
+        const BFloat16 *first = rows[t] + at, *second = rows[t + 1] + at;
         for (int64_t d = 0; d < whole; d += 2 * kLanes) {
             Words low, high;
             interleave(first + d, second + d, low, high);

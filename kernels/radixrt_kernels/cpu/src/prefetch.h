@@ -1,50 +1,132 @@
 // Asking for memory early, a little at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace radixrt {
 
 constexpr int64_t kLineBytes = 64;
+// The smallest page that an address is translated by. The processor may keep translations of this size only, even
+// where the system gives out larger pages: a virtual machine's memory can lie in small pages outside.
+constexpr int64_t kTranslatedBytes = 4096;
 
-// A list of runs of memory, asked for line by line. A core keeps some 20 misses in flight; asked for more at once it
+// A list of memory, asked for a few lines at a time. A core keeps some 20 misses in flight; asked for more at once it
 // waits, so the lines of the next block are spread over the work on this one.
+//   kLocality: as __builtin_prefetch has it: 2 = into the second-level cache, 3 = into the first.
+// No path of advance() calls a function: around a call, loops with sums in registers would store them.
+template <int kLocality>
 class LineStream {
 public:
-    static constexpr int kMaxRuns = 128;
+    static constexpr int kMaxRuns = 512;
+    static constexpr int kMaxUnits = 8;
 
-    void clear() { num_runs_ = 0, num_lines_ = 0, run_ = 0, next_ = nullptr, stop_ = nullptr; }
+    LineStream() { clear(); }
 
-    void add(const void* start, int64_t num_bytes) {
-        runs_[num_runs_++] = {static_cast<const char*>(start), num_bytes};
-        num_lines_ += (num_bytes + kLineBytes - 1) / kLineBytes;
+    void clear() {
+        num_runs_ = 0;
+        num_pairs_ = 0;
+        lines_per_unit_ = 1;
+        start();
     }
 
-    // Ask for everything while `advance` is told of num_units units of work.
-    void spread(int64_t num_units) { lines_per_unit_ = (num_lines_ + num_units - 1) / num_units; }
+    // Add num_rows rows of row_bytes, each `stride` bytes after the one before.
+    void add(const void* start, int64_t row_bytes, int64_t num_rows, int64_t stride) {
+        const char* first = static_cast<const char*>(start);
+        if (row_bytes == stride) {
+            add_pairs(first, kPairBytes, (row_bytes * num_rows + kPairBytes - 1) / kPairBytes);
+        } else {
+            for (int64_t column = 0; column < row_bytes; column += kPairBytes) add_pairs(first + column, stride, num_rows);
+        }
+    }
 
-    // Into the second-level cache: the first is smaller than a block of all heads.
-    inline void advance(int64_t num_units) {
-        for (int64_t i = num_units * lines_per_unit_; i > 0; --i) {
-            if (__builtin_expect(next_ >= stop_, 0)) {
-                if (run_ == num_runs_) return;
-                next_ = runs_[run_].start;
-                stop_ = next_ + runs_[run_++].num_bytes;
+    // Begin with what was added, but for lines that were asked for before.
+    void start(int64_t num_skipped_lines = 0) {
+        // After the last run: a line that is in the cache, for ever.
+        runs_[num_runs_] = {reinterpret_cast<const char*>(this), 0, INT64_MAX};
+        run_ = 0;
+        open_run();
+        for (int64_t skipped = num_skipped_lines / 2; skipped > 0 && run_ <= num_runs_;) {
+            int64_t count = std::min(skipped, runs_[run_ - 1].num_pairs);
+            next_ += count * stride_;
+            pairs_left_ -= count;
+            skipped -= count;
+            if (skipped > 0) open_run();
+        }
+    }
+
+    // Ask for everything while `advance` is told of num_units units of work; without this, a line a unit.
+    void spread(int64_t num_units) { lines_per_unit_ = (2 * num_pairs_ + num_units - 1) / num_units; }
+
+    // Ask for a line of every page: a request whose address is not translated yet comes late or never, and the rest of
+    // a page follows once its first line has been asked for.
+    void translate() const {
+        for (int i = 0; i < num_runs_; ++i) {
+            const char* stop = runs_[i].start + runs_[i].num_pairs * kPairBytes;
+            for (const char* at = runs_[i].start; at < stop; at += kTranslatedBytes) __builtin_prefetch(at, 0, kLocality);
+        }
+    }
+
+    // Args: kUnits: even.
+    template <int kUnits>
+    [[gnu::always_inline]] inline void advance() {
+        static_assert(kUnits % 2 == 0 && kUnits <= kMaxUnits);
+        for (int64_t i = lines_per_unit_; i > 0; --i) {
+            if (__builtin_expect(stop_ - next_ >= kUnits * kLineBytes, 1)) {
+#pragma GCC unroll 8
+                for (int j = 0; j < kUnits; ++j) __builtin_prefetch(next_ + j * kLineBytes, 0, kLocality);
+                next_ += kUnits * kLineBytes;
+            } else {
+                if (pairs_left_ <= 0) open_run();
+                for (int j = 0; j < kUnits / 2; ++j, next_ += stride_) {
+                    __builtin_prefetch(next_, 0, kLocality);
+                    __builtin_prefetch(next_ + kLineBytes, 0, kLocality);
+                }
+                pairs_left_ -= kUnits / 2;
             }
-            __builtin_prefetch(next_, 0, 2);
-            next_ += kLineBytes;
         }
     }
 
 private:
+    static constexpr int64_t kPairBytes = 2 * kLineBytes;
     struct Run {
         const char* start;
-        int64_t num_bytes;
+        int64_t stride, num_pairs;
     };
-    Run runs_[kMaxRuns];
+
+    // As runs of a multiple of the pairs of an advance: what is left over is asked for several times.
+    void add_pairs(const char* start, int64_t stride, int64_t count) {
+        constexpr int64_t kMultiple = kMaxUnits / 2;
+        int64_t whole = count / kMultiple * kMultiple;
+        if (whole) add_run({start, stride, whole});
+        for (int64_t i = whole; i < count; ++i) add_run({start + i * stride, 0, kMultiple});
+    }
+
+    void add_run(const Run& run) {
+        if (num_runs_ == kMaxRuns) return;
+        runs_[num_runs_++] = run;
+        num_pairs_ += run.num_pairs;
+    }
+
+    // Memory in one piece lies between next_ and stop_, other runs are counted in pairs_left_.
+    [[gnu::always_inline]] inline void open_run() {
+        const Run& run = runs_[run_++];
+        next_ = run.start;
+        stride_ = run.stride;
+        const bool is_one_piece = stride_ == kPairBytes;
+        stop_ = is_one_piece ? next_ + run.num_pairs * kPairBytes : next_;
+        pairs_left_ = is_one_piece ? 0 : run.num_pairs;
+    }
+
+    Run runs_[kMaxRuns + 1];
     int num_runs_ = 0, run_ = 0;
-    int64_t num_lines_ = 0, lines_per_unit_ = 0;
+    int64_t num_pairs_ = 0, lines_per_unit_ = 1, stride_ = 0, pairs_left_ = 0;
     const char *next_ = nullptr, *stop_ = nullptr;
 };
+
+// Far: the next block, into the second-level cache; the first is smaller than a block of all heads. Near: what comes
+// next of this one, into the first, where the far request may have been lost.
+using FarLines = LineStream<2>;
+using NearLines = LineStream<3>;
 
 }  // namespace radixrt

@@ -100,12 +100,18 @@ inline Floats load_wide(const BFloat16* source) {
 inline Floats load_wide(const float* source) { return load<Floats>(source); }
 
 // 2^x for x <= 127; below -126 it gives 2^-126 or so, which is nothing next to the 1 of the largest score.
-// 2^x = 2^n 2^f with |f| <= 1/2. Adding 1.5 * 2^23 leaves n in the low bits of the sum; the series ends at f^7 / 7!.
+// 2^x = 2^n 2^f with |f| <= 1/2; the series ends at f^7 / 7!.
 inline Floats exp2(Floats x) {
-    const Floats shift = splat(12582912.0f);
     x = larger(x, splat(-126.0f));
-    Floats shifted = x + shift;
-    Floats f = x - (shifted - shift);
+#if defined(__AVX512F__)
+    const Floats n = (Floats)_mm512_roundscale_ps((__m512)x, 0);
+    const Floats f = x - n;
+#else
+    // Adding 1.5 * 2^23 leaves n in the low bits of the sum.
+    const Floats shift = splat(12582912.0f);
+    const Floats n = x + shift;
+    const Floats f = x - (n - shift);
+#endif
     Floats sum = splat(1.5252734e-5f);
     sum = sum * f + 1.5403530e-4f;
     sum = sum * f + 1.3333558e-3f;
@@ -114,7 +120,11 @@ inline Floats exp2(Floats x) {
     sum = sum * f + 2.4022651e-1f;
     sum = sum * f + 6.9314718e-1f;
     sum = sum * f + 1.0f;
-    return as_floats(as_words(sum) + (as_words(shifted) << 23));
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)sum, (__m512)n);
+#else
+    return as_floats(as_words(sum) + (as_words(n) << 23));
+#endif
 }
 
 constexpr float kLog2E = 1.44269504f;
