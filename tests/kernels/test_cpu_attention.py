@@ -94,10 +94,14 @@ def test_sliding_window_equals_reference(attention, sliding_window):
     )
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_bfloat16_is_as_near_to_float64_as_the_reference(attention, page_size):
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "page_size"),
+    # whole panels or not, one or two of them, few rows and many
+    [((2, 3), 64, 1), ((2, 3), 64, 4), ((2, 3), 64, 16), ((3, 1), 48, 16), ((1, 4), 96, 16), ((2, 7), 32, 4)],
+)
+def test_bfloat16_is_as_near_to_float64_as_the_reference(attention, heads, head_dim, page_size):
     case = Case(
-        ragged_counts(page_size), page_size=page_size, heads=(2, 3), head_dim=64, dtype=torch.bfloat16
+        ragged_counts(page_size), page_size=page_size, heads=heads, head_dim=head_dim, dtype=torch.bfloat16
     )
     found, theirs = case.run(attention).double(), case.run(paged_attention).double()
     case.kv_layer, case.q = case.kv_layer.double(), case.q.double()
@@ -107,8 +111,9 @@ def test_bfloat16_is_as_near_to_float64_as_the_reference(attention, page_size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_company_changes_no_bit(attention, dtype):
-    case = Case(ragged_counts(4), page_size=4, heads=(2, 3), head_dim=64, dtype=dtype)
+@pytest.mark.parametrize(("heads", "head_dim"), [((2, 3), 64), ((3, 1), 48), ((1, 4), 96)])
+def test_company_changes_no_bit(attention, dtype, heads, head_dim):
+    case = Case(ragged_counts(4), page_size=4, heads=heads, head_dim=head_dim, dtype=dtype)
     batched = torch.split(case.run(attention), [new for new, _ in case.counts])
     for b, together in enumerate(batched):
         assert torch.equal(together, case.run(attention, rows=[b]))
@@ -127,8 +132,13 @@ def test_reading_a_shared_prefix_once_changes_no_bit(attention, dtype, num_share
         torch.testing.assert_close(torch.cat(batched), case.run(paged_attention), atol=1e-5, rtol=1e-5)
 
 
-def test_threads_change_no_bit(native_library):
-    case = Case([*ragged_counts(16), *[(1, 300)] * 20], page_size=16, heads=(2, 3), head_dim=64)
+@pytest.mark.parametrize(
+    "counts",
+    [[(1, 300)], [(1, 300)] * 5, [(1, 1000), (1, 70), (1, 3)], [*ragged_counts(16), *[(1, 300)] * 20]],
+    ids=["one", "few", "unequal", "many"],  # heads together in an item or apart
+)
+def test_threads_change_no_bit(native_library, counts):
+    case = Case(counts, page_size=16, heads=(2, 3), head_dim=64)
     results = [case.run(CpuAttention(native_library, num_threads=count)) for count in (1, 2, 5)]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

@@ -25,8 +25,9 @@ constexpr int64_t kNearLead = 64;
 
 // scores[r][i] = q[r] . keys[i] for i < kLanes; key i starts at keys[i] + at.
 template <class T, int kRows>
-[[gnu::always_inline]] inline void score_directly(const Word* q, int64_t row_words, const Word* const* keys, int64_t at, float* scores,
-                           int64_t score_stride, FarLines& far, NearLines& near) {
+[[gnu::always_inline]] inline void score_directly(const Word* q, int64_t row_words, const Word* const* keys, int64_t at,
+                                                  float* scores, int64_t score_stride, FarLines& far,
+                                                  NearLines& near) {
     Floats sums[kRows] = {};
     for (int64_t k = 0; k < row_words; k += kLanes) {
         Words block[kLanes];
@@ -64,9 +65,10 @@ inline void load_values(const BFloat16* const* values, int64_t at, Words (&step)
 // Add to running[r] the weighted values of kVectors vectors of dimensions, num_steps steps; those of a position start
 // at values[i] + at.
 template <class T, int kRows, int kVectors>
-[[gnu::always_inline]] inline void add_values_directly(const Word* weights, int64_t weight_stride, const T* const* values, int64_t at,
-                                int64_t num_steps, float* running, int64_t running_stride, FarLines& far,
-                                NearLines& near) {
+[[gnu::always_inline]] inline void add_values_directly(const Word* weights, int64_t weight_stride,
+                                                       const T* const* values, int64_t at, int64_t num_steps,
+                                                       float* running, int64_t running_stride, FarLines& far,
+                                                       NearLines& near) {
     Floats sums[kRows][kVectors];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)

@@ -67,7 +67,8 @@ inline void transpose(Words (&block)[kLanes]) {
 }
 #endif
 
-// Write a panel from kPanel rows of num_words words, which start at rows[i] + at. Advances the stream with every square.
+// Write a panel from kPanel rows of num_words words, which start at rows[i] + at. Advances the stream with every
+// square.
 inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, Word* panel, FarLines& far) {
     int64_t whole = num_words / kLanes * kLanes;
     for (int first = 0; first < kPanel; first += kLanes) {
@@ -111,8 +112,8 @@ inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs
 }
 
 // Rows of values of consecutive positions, head_dim elements each from rows[i] + at on -> steps over positions, `width`
-// outputs each (head_dim rounded up to whole panels). A pair of rows is one step of bfloat16: the row after an odd last one is read.
-// Advances the stream every two rows.
+// outputs each (head_dim rounded up to whole panels). A pair of rows is one step of bfloat16: the row after an odd last
+// one is read. Advances the stream every two rows.
 inline void pack_values(const float* const* rows, int64_t at, int64_t num_rows, int64_t head_dim, int64_t width,
                         Word* steps, FarLines& far) {
     for (int64_t t = 0; t < num_rows; ++t) {

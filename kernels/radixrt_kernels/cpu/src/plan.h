@@ -43,12 +43,16 @@ struct AttentionPlan {
     std::vector<Member> members;
     std::vector<Group> groups;
     bool has_few_rows = true;  // in every group, so that the rows of all heads fit a core's cache
+    bool has_shared = false;   // positions, in any group
+    int64_t total_cost = 0, largest_cost = 0;  // of groups: rows times the positions that each sees
 
     void build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares);
 
 private:
     void add_sequence(const Batch& batch, int64_t sequence, int64_t tokens_per_member);
     void add_shared(const Batch& batch, std::vector<int64_t>& sequences, int64_t page_size, int64_t rows_per_token);
+    void sort_groups();
+    int64_t cost_of(const Group& group) const;
 };
 
 inline int64_t num_new(const Batch& batch, int64_t b) { return batch.query_start[b + 1] - batch.query_start[b]; }
@@ -112,18 +116,29 @@ inline void AttentionPlan::build(const Batch& batch, int64_t page_size, int64_t 
         }
     }
     add_shared(batch, sharing, page_size, rows_per_token);
-    // The longest work first, so that threads end together.
-    std::sort(groups.begin(), groups.end(), [&](const Group& a, const Group& b) {
-        auto cost = [&](const Group& group) {
-            int64_t total = 0;
-            for (int64_t m = 0; m < group.num_members; ++m) {
-                const Member& member = members[group.first_member + m];
-                total += member.num_tokens * (member.first_position + member.num_tokens);
-            }
-            return total;
-        };
-        return cost(a) > cost(b);
-    });
+    sort_groups();
+}
+
+// The longest work first, so that threads end together.
+inline void AttentionPlan::sort_groups() {
+    std::sort(groups.begin(), groups.end(),
+              [&](const Group& a, const Group& b) { return cost_of(a) > cost_of(b); });
+    has_shared = false;
+    total_cost = 0;
+    largest_cost = groups.empty() ? 0 : cost_of(groups[0]);
+    for (const Group& group : groups) {
+        has_shared |= group.shared_stop > 0;
+        total_cost += cost_of(group);
+    }
+}
+
+inline int64_t AttentionPlan::cost_of(const Group& group) const {
+    int64_t total = 0;
+    for (int64_t m = 0; m < group.num_members; ++m) {
+        const Member& member = members[group.first_member + m];
+        total += member.num_tokens * (member.first_position + member.num_tokens);
+    }
+    return total;
 }
 
 }  // namespace radixrt

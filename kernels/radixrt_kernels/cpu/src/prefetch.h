@@ -36,7 +36,8 @@ public:
         if (row_bytes == stride) {
             add_pairs(first, kPairBytes, (row_bytes * num_rows + kPairBytes - 1) / kPairBytes);
         } else {
-            for (int64_t column = 0; column < row_bytes; column += kPairBytes) add_pairs(first + column, stride, num_rows);
+            for (int64_t column = 0; column < row_bytes; column += kPairBytes)
+                add_pairs(first + column, stride, num_rows);
         }
     }
 
@@ -58,12 +59,13 @@ public:
     // Ask for everything while `advance` is told of num_units units of work; without this, a line a unit.
     void spread(int64_t num_units) { lines_per_unit_ = (2 * num_pairs_ + num_units - 1) / num_units; }
 
-    // Ask for a line of every page: a request whose address is not translated yet comes late or never, and the rest of
-    // a page follows once its first line has been asked for.
+    // Ask for a line of every page (of rows apart, of the first ones): a request whose address is not translated yet
+    // comes late or never.
     void translate() const {
         for (int i = 0; i < num_runs_; ++i) {
             const char* stop = runs_[i].start + runs_[i].num_pairs * kPairBytes;
-            for (const char* at = runs_[i].start; at < stop; at += kTranslatedBytes) __builtin_prefetch(at, 0, kLocality);
+            for (const char* at = runs_[i].start; at < stop; at += kTranslatedBytes)
+                __builtin_prefetch(at, 0, kLocality);
         }
     }
 
@@ -94,14 +96,17 @@ private:
         int64_t stride, num_pairs;
     };
 
-    // As runs of a multiple of the pairs of an advance: what is left over is asked for several times.
+    // As runs of a multiple of the pairs of an advance: of memory in one piece a little more, of other rows the last
+    // ones several times.
     void add_pairs(const char* start, int64_t stride, int64_t count) {
         constexpr int64_t kMultiple = kMaxUnits / 2;
+        if (stride == kPairBytes) return add_run({start, stride, (count + kMultiple - 1) / kMultiple * kMultiple});
         int64_t whole = count / kMultiple * kMultiple;
         if (whole) add_run({start, stride, whole});
         for (int64_t i = whole; i < count; ++i) add_run({start + i * stride, 0, kMultiple});
     }
 
+    // Past the limit memory is not asked for, only read.
     void add_run(const Run& run) {
         if (num_runs_ == kMaxRuns) return;
         runs_[num_runs_++] = run;
