@@ -59,8 +59,8 @@ public:
     // Ask for everything while `advance` is told of num_units units of work; without this, a line a unit.
     void spread(int64_t num_units) { lines_per_unit_ = (2 * num_pairs_ + num_units - 1) / num_units; }
 
-    // Ask for a line of every page (of rows apart, of the first ones): a request whose address is not translated yet
-    // comes late or never.
+    // Ask for a line of every page (of rows apart, of the first ones): 1.1 times the speed. Requests into the
+    // second-level cache seem to be lost while their address is not translated.
     void translate() const {
         for (int i = 0; i < num_runs_; ++i) {
             const char* stop = runs_[i].start + runs_[i].num_pairs * kPairBytes;
