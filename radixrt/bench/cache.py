@@ -40,9 +40,7 @@ class FlatCache(PrefixCache):
     ) -> PrefixMatch:
         match = super().lookup(namespace, token_ids, max_tokens=max_tokens)
         num_tokens = len(match.pages) * self.page_size
-        return PrefixMatch(
-            namespace, match.pages, partial_page=None, num_partial_tokens=0, num_tokens=num_tokens
-        )
+        return match._replace(partial_page=None, num_partial_tokens=0, num_tokens=num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ def evict_seconds(num_nodes: int, num_pages: int, *, num_repetitions: int, clock
 
 
 def _publish(cache: PrefixCache, token_ids: array[int]) -> None:
-    match = PrefixMatch(DEFAULT_NAMESPACE, (), None, 0, 0)
+    match = PrefixMatch(DEFAULT_NAMESPACE)
     lease = cache.admit(match, num_tokens=len(token_ids))
     assert lease is not None
     cache.publish(lease, DEFAULT_NAMESPACE, token_ids)

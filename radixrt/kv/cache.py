@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from radixrt.errors import InvariantViolation
@@ -112,7 +112,7 @@ class PrefixCache:
         self.now_s = 0.0  # told by the scheduler, for scopes and the log
         self._log = EvictionLog()
         self._leases: set[PageLease] = set()
-        self._leased: Counter[int] = Counter()
+        self._leased: dict[int, int] = {}  # page -> leases that hold it
 
     # -- questions --------------------------------------------------------------------------------------
 
@@ -129,9 +129,9 @@ class PrefixCache:
         """Distinct pages that live leases hold."""
         return len(self._leased)
 
-    def num_unleased(self, pages: Iterable[int]) -> int:
+    def num_unleased(self, pages: Collection[int]) -> int:
         """Count the pages that no lease holds: admission would turn them from evictable into leased."""
-        return sum(page not in self._leased for page in pages)
+        return len(pages) - sum(map(self._leased.__contains__, pages))
 
     @property
     def num_obtainable_pages(self) -> int:
@@ -147,7 +147,7 @@ class PrefixCache:
         """
         limit = len(token_ids) - 1 if max_tokens is None else min(max_tokens, len(token_ids) - 1)
         if not self.is_enabled or limit <= 0:
-            return PrefixMatch(namespace, (), None, 0, 0)
+            return PrefixMatch(namespace)
         return self.tree.lookup(namespace, token_ids.tobytes(), max_tokens=limit)
 
     def explain(self, namespace: Namespace, token_ids: TokenIds) -> PrefixExplanation:
@@ -299,7 +299,8 @@ class PrefixCache:
             pages = self.pool.allocate(num_pages)
             if pages is None and not self.scopes.break_oldest():
                 return None
-        self._leased.update(pages)
+        for page in pages:
+            self._leased[page] = 1
         return pages
 
     def _evict(self, num_pages: int, *, reason: str, label: str) -> int:
@@ -312,15 +313,19 @@ class PrefixCache:
 
     def _retain(self, pages: list[int]) -> None:
         self.pool.retain(pages)
-        self._leased.update(pages)
+        leased = self._leased
+        for page in pages:
+            leased[page] = leased.get(page, 0) + 1
 
     def _release(self, pages: list[int]) -> None:
         self.pool.release(pages)
+        leased = self._leased
         for page in pages:
-            if self._leased[page] == 1:
-                del self._leased[page]
+            num_left = leased[page] - 1
+            if num_left:
+                leased[page] = num_left
             else:
-                self._leased[page] -= 1
+                del leased[page]
 
     def check(self) -> None:
         """Raise InvariantViolation unless every reference has an owner. Cost: O(pages + nodes)."""
@@ -330,7 +335,7 @@ class PrefixCache:
         leased: Counter[int] = Counter()
         for lease in self._leases:
             leased.update(lease.held_pages)
-        if leased != self._leased:
+        if dict(leased) != self._leased:
             raise InvariantViolation("the count of leased pages differs from the leases")
         owners = leased + self.scopes.owners() + Counter(self.tree.pages())
         for page in range(self.pool.num_pages):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from radixrt.kv.packed import num_common_tokens
 from radixrt.kv.radix import Eviction
@@ -13,8 +13,7 @@ MAX_RECORDS = 1024
 MAX_RECORD_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionRecord:
+class EvictionRecord(NamedTuple):
     """A prefix that lost its tail.
 
     Attributes:

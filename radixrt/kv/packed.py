@@ -20,6 +20,8 @@ def unpack(tokens: bytes) -> list[int]:
 
 def num_common_tokens(left: bytes, right: bytes) -> int:
     """Give how many leading tokens two packed runs share. Pure. Cost: O(log n) comparisons."""
+    if left[:TOKEN_BYTES] != right[:TOKEN_BYTES]:
+        return 0  # neighbours in sorted order often share nothing
     low, high = 0, min(len(left), len(right)) // TOKEN_BYTES
     if left[: high * TOKEN_BYTES] == right[: high * TOKEN_BYTES]:
         return high

@@ -30,6 +30,8 @@ class PagePool:
         self.num_pages = num_pages
         self.refs = [0] * num_pages
         self._free = list(range(num_pages - 1, PADDING_PAGE, -1))
+        self._watched: set[int] = set()
+        self._single: list[int] = []  # were watched and have had one owner left since `take_single`
 
     @property
     def num_free(self) -> int:
@@ -54,22 +56,40 @@ class PagePool:
 
     def retain(self, pages: Iterable[int]) -> None:
         """Add one reference to pages that are in use."""
+        refs = self.refs
         for page in pages:
-            if self.refs[page] == 0:
+            if refs[page] == 0:
                 raise InvariantViolation(f"retain of page {page}, which is free")
-            self.refs[page] += 1
+            refs[page] += 1
 
     def release(self, pages: Iterable[int]) -> int:
         """Drop one reference of each page; give how many became free."""
-        num_freed = 0
+        refs, watched, num_freed = self.refs, self._watched, 0
         for page in pages:
-            if self.refs[page] == 0:
+            num_left = refs[page] - 1
+            if num_left < 0:
                 raise InvariantViolation(f"release of page {page}, which is free")
-            self.refs[page] -= 1
-            if self.refs[page] == 0:
+            refs[page] = num_left
+            if num_left == 1 and page in watched:
+                watched.remove(page)
+                self._single.append(page)
+            elif num_left == 0:
                 self._free.append(page)
                 num_freed += 1
         return num_freed
+
+    def watch(self, page: int) -> None:
+        """Let `take_single` tell, once, when a page that has several owners has one left."""
+        self._watched.add(page)
+
+    def is_watched(self, page: int) -> bool:
+        """Tell whether a page is watched, or `take_single` is about to tell of it."""
+        return page in self._watched or page in self._single
+
+    def take_single(self) -> list[int]:
+        """Give the watched pages that have come down to one owner since the last call; some may have more again."""
+        single, self._single = self._single, []
+        return single
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold. Cost: O(num_pages)."""

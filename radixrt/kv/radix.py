@@ -17,14 +17,14 @@ clock and the truncation of tails.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import EvictionFacts, EvictionKey, lru
+from radixrt.kv.leaves import LeafQueue
+from radixrt.kv.node import RadixNode, WantedGap
 from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, unpack
 from radixrt.kv.pool import PagePool
 from radixrt.types import Namespace
@@ -33,38 +33,33 @@ MAX_SPARED = 64  # wanted leaves that one eviction looks at before it takes what
 
 
 class Wanted(Protocol):
-    """Who waits for cached prefixes.
+    """Who waits for cached prefixes."""
 
-    Attributes:
-        version: another number after every change of the answers.
-    """
-
-    version: int
-
-    def num_wanted(self, namespace: Namespace, tokens: bytes) -> int:
-        """Give how many leading tokens of a path somebody waits for."""
+    def gap(self, namespace: Namespace, tokens: bytes) -> WantedGap:
+        """Give where a path stands among the prefixes that someone waits for."""
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The cached prefix of a prompt.
+class PrefixMatch(NamedTuple):
+    """The cached prefix of a prompt. A named tuple, since waiting sequences are matched in every step.
 
     Attributes:
         namespace: where it was found.
         pages: whole pages, in order.
         partial_page: a page whose first `num_partial_tokens` slots also match, or None; to be copied from.
         num_tokens: all matching tokens; less than the prompt's length.
+        end, end_version: the nodes where the search ended; see `RadixTree.still_holds`.
     """
 
     namespace: Namespace
-    pages: tuple[int, ...]
-    partial_page: int | None
-    num_partial_tokens: int
-    num_tokens: int
+    pages: tuple[int, ...] = ()
+    partial_page: int | None = None
+    num_partial_tokens: int = 0
+    num_tokens: int = 0
+    end: tuple[RadixNode, ...] = ()
+    end_version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
+class Eviction(NamedTuple):
     """A leaf that lost its tail.
 
     Attributes:
@@ -79,50 +74,10 @@ class Eviction:
     num_pages: int
 
 
-def _num_pages(evictions: Sequence[Eviction]) -> int:
-    return sum(eviction.num_pages for eviction in evictions)
-
-
-class RadixNode:
-    """A run of pages. Invariants: the first min(page, all) packed tokens are its key in the parent;
-    len(pages) == ceil(num_tokens / page_size); only a leaf's last page may be partly filled."""
-
-    __slots__ = (
-        "child_keys",
-        "children",
-        "created",
-        "last_used",
-        "num_hits",
-        "pages",
-        "parent",
-        "priority",
-        "queued_key",
-        "tokens",
-        "wanted",
-    )
-
-    def __init__(self, parent: RadixNode | None, tokens: bytes, pages: list[int], *, created: int) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.children: dict[bytes, RadixNode] = {}
-        self.child_keys: list[bytes] = []
-        self.created = created
-        self.last_used = created
-        self.num_hits = 0
-        self.priority = 0
-        self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
-        self.wanted: tuple[int, bytes, int] | None = None  # version of Wanted, tokens then, pages
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
-
-
 class RadixTree:
     """Own which pages hold which prefixes; holds one pool reference per page it names.
 
-    Invariants: no child's key is a prefix of a sibling's; every leaf is in the eviction queue.
+    Invariants: no child's key is a prefix of a sibling's; every leaf is in the queue of leaves; no page is named twice.
     """
 
     def __init__(
@@ -133,12 +88,10 @@ class RadixTree:
         self.num_pages = 0
         self.version = 0  # grows whenever a lookup may give something else
         self._page_bytes = page_size * TOKEN_BYTES
-        self._eviction_key = eviction_key
         self._counter = 0
         self._roots: dict[Namespace, RadixNode] = {}
         self._namespaces: dict[RadixNode, Namespace] = {}  # of the roots
-        self._queue: list[tuple[EvictionKey, int, RadixNode]] = []  # heap; keys may be stale, never too large
-        self._num_queued = 0  # breaks ties, so that nodes are never compared
+        self._leaves = LeafQueue(pool, eviction_key)
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -148,23 +101,38 @@ class RadixTree:
         pages: list[int] = []
         start = 0  # bytes of `tokens` matched so far, whole nodes only
         limit = max_tokens * TOKEN_BYTES
+        end: tuple[RadixNode, ...] = ()
         while node is not None:
             child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
             if child is None:
+                end = (node,)
                 break
             if num_common == self.page_size and len(child.tokens) > self._page_bytes:
                 num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
             pages += child.pages[: -(-num_common // self.page_size)]
             start += num_common * TOKEN_BYTES
             if num_common * TOKEN_BYTES < len(child.tokens) or start >= limit:
+                end = (node, child)
                 break
             node = child
-        return self._match(namespace, pages, min(start, limit) // TOKEN_BYTES)
-
-    def _match(self, namespace: Namespace, pages: list[int], num_tokens: int) -> PrefixMatch:
+        num_tokens = min(start, limit) // TOKEN_BYTES
         num_whole, num_partial = divmod(num_tokens, self.page_size)
-        partial_page = pages[num_whole] if num_partial else None
-        return PrefixMatch(namespace, tuple(pages[:num_whole]), partial_page, num_partial, num_tokens)
+        return PrefixMatch(
+            namespace,
+            tuple(pages[:num_whole]),
+            pages[num_whole] if num_partial else None,
+            num_partial,
+            num_tokens,
+            end,
+            sum(node.version for node in end),
+        )
+
+    def still_holds(self, match: PrefixMatch) -> bool:
+        """Tell whether a lookup would give the same match; False if that is not known.
+
+        Above the nodes where it ended, the path can be split, and nothing else: they have children.
+        """
+        return bool(match.end) and match.end_version == sum(node.version for node in match.end)
 
     def _best_child(self, node: RadixNode, key: bytes) -> tuple[RadixNode | None, int]:
         """Give the child that shares most leading tokens with `key` (at most a page), and how many."""
@@ -205,12 +173,17 @@ class RadixTree:
             child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
             if child is None or num_common == 0:
                 return
-            child.last_used = self._counter
+            self._use(child)
             child.num_hits += 1
             start += len(child.tokens)
             if start >= len(tokens) or tokens[start - len(child.tokens) : start] != child.tokens:
                 return
             node = child
+
+    def _use(self, node: RadixNode) -> None:
+        node.last_used = self._counter
+        if node.queued_key is None and not node.children:
+            self._leaves.recall(node.pages[-1])
 
     def insert(self, namespace: Namespace, tokens: bytes, pages: Sequence[int], *, priority: int = 0) -> None:
         """Name `pages` as holding `tokens` where the tree has no pages for them yet.
@@ -235,7 +208,7 @@ class RadixTree:
                 rest_pages = list(pages[start // self._page_bytes :])
                 self._add_leaf(node, tokens[start:], rest_pages, priority=priority)
                 return
-            child.last_used = self._counter
+            self._use(child)
             child.priority = max(child.priority, priority)
             num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
             is_inner = child.children or num_left == child.num_tokens
@@ -268,7 +241,7 @@ class RadixTree:
             node, start = child, start + len(child.tokens)
         if node is not None and node.parent is not None and not node.children:
             node.last_used = 0
-            self._enqueue(node)
+            self._leaves.add(node)
 
     def _add_leaf(self, parent: RadixNode, tokens: bytes, pages: list[int], *, priority: int) -> None:
         leaf = RadixNode(parent, tokens, pages, created=self._counter)
@@ -276,7 +249,7 @@ class RadixTree:
         self._link(parent, leaf)
         self.pool.retain(pages)
         self.num_pages += len(pages)
-        self._enqueue(leaf)
+        self._leaves.add(leaf)
 
     def _extend_leaf(self, leaf: RadixNode, tokens: bytes, pages: Sequence[int]) -> None:
         """Replace a leaf's partly filled last page, if any, and go on with `pages`."""
@@ -291,10 +264,11 @@ class RadixTree:
         self._unlink(parent, leaf)
         leaf.tokens = tokens
         leaf.pages[num_kept:] = added
+        leaf.version += 1
         self._link(parent, leaf)
         self.pool.release(dropped)
         self.num_pages += len(added) - len(dropped)
-        self._enqueue(leaf)
+        self._leaves.add(leaf)
 
     def _split(self, lower: RadixNode, num_pages: int) -> RadixNode:
         """Cut a node after num_pages whole pages; give the new upper node (the parent when that is 0)."""
@@ -307,6 +281,7 @@ class RadixTree:
         upper = RadixNode(parent, lower.tokens[:cut], lower.pages[:num_pages], created=lower.created)
         upper.last_used, upper.num_hits, upper.priority = lower.last_used, lower.num_hits, lower.priority
         lower.parent, lower.tokens, lower.pages = upper, lower.tokens[cut:], lower.pages[num_pages:]
+        lower.version += 1
         self._link(parent, upper)
         self._link(upper, lower)
         return upper
@@ -318,11 +293,13 @@ class RadixTree:
         key = self._key(child)
         parent.children[key] = child
         insort(parent.child_keys, key)
+        parent.version += 1
 
     def _unlink(self, parent: RadixNode, child: RadixNode) -> None:
         key = self._key(child)
         del parent.children[key]
         del parent.child_keys[bisect_left(parent.child_keys, key)]
+        parent.version += 1
 
     # -- evicting ---------------------------------------------------------------------------------------
 
@@ -332,75 +309,74 @@ class RadixTree:
         Args:
             wanted: who waits for what; that goes last.
         Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
-        Cost: O((num_pages + leaves held by others) * log leaves), and the length of the paths that are cut.
+        Cost: O(num_pages * log leaves), as much for up to MAX_SPARED wanted leaves, and the length of the paths that
+        are cut. Leaves that others hold cost nothing but when they come up first, and when they are let go.
         """
+        self._leaves.recall_single()
+        evictions: list[Eviction] = []
         spared: list[RadixNode] = []
-        evictions = self._evict(num_pages, wanted, spared)
+        num_left = self._evict(num_pages, wanted, evictions, spared)
         if len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
-            evictions += self._evict(num_pages - _num_pages(evictions), None, [])
-        for node in spared:
-            node.last_used = self._counter  # being waited for counts as a use: others come up first next time
-            self._enqueue(node)
+            num_left = self._evict(num_left, None, evictions, [])
+        for leaf in spared:
+            leaf.last_used = self._counter  # being waited for counts as a use: others come up first next time
+            self._leaves.add(leaf)
         if spared:
-            evictions += self._evict(num_pages - _num_pages(evictions), None, [])
+            self._evict(num_left, None, evictions, [])
         return evictions
 
-    def _evict(self, num_pages: int, wanted: Wanted | None, spared: list[RadixNode]) -> list[Eviction]:
-        """Evict in policy order; leaves of which nothing may go while others are there are put into `spared`."""
-        num_freed = 0
-        evictions: list[Eviction] = []
-        held: list[RadixNode] = []
-        while num_freed < num_pages and self._queue and len(spared) < MAX_SPARED:
-            key, _, node = heapq.heappop(self._queue)
-            if key != node.queued_key:
-                continue  # it was queued again under a smaller key
-            node.queued_key = None
-            if node.children or node.parent is None:
-                continue  # no longer a leaf: it comes back when its last child goes
-            if key != self._eviction_key(node):
-                self._enqueue(node)
-                continue
-            if self.pool.refs[node.pages[-1]] > 1:  # nothing can go: no need to ask who waits for it
-                held.append(node)
-                continue
-            num_kept = 0 if wanted is None else self._num_wanted_pages(node, wanted)
-            eviction = self._truncate(node, min(num_pages - num_freed, len(node.pages) - num_kept))
-            if eviction is not None:
+    def _evict(
+        self, num_pages: int, wanted: Wanted | None, evictions: list[Eviction], spared: list[RadixNode]
+    ) -> int:
+        """Evict in policy order; give how many pages are still to go.
+
+        Leaves of which nothing may go while others are there are put into `spared`.
+        """
+        shortened = None
+        while num_pages > 0 and len(spared) < MAX_SPARED and (leaf := self._leaves.pop()) is not None:
+            num_kept = 0 if wanted is None else self._num_wanted_pages(leaf, wanted)
+            if num_kept < len(leaf.pages):
+                eviction = self._truncate(leaf, min(num_pages, len(leaf.pages) - num_kept))
                 evictions.append(eviction)
-                num_freed += eviction.num_pages
-            if not node.pages:
-                self._remove(node)
-            elif num_kept == len(node.pages):
-                spared.append(node)
+                num_pages -= eviction.num_pages
+            if not leaf.pages:
+                self._remove(leaf)
+            elif num_kept == len(leaf.pages):
+                spared.append(leaf)
+            elif num_pages > 0:
+                self._leaves.set_aside()  # others hold what is left of it
             else:
-                held.append(node)
-        for node in held:
-            self._enqueue(node)
-        return evictions
+                shortened = leaf
+        self._leaves.take_turns()
+        if shortened is not None:
+            self._leaves.add(shortened)
+        return num_pages
 
     def _num_wanted_pages(self, leaf: RadixNode, wanted: Wanted) -> int:
         """Give how many leading pages of a leaf someone waits for; the answer is kept while nothing changes."""
-        if leaf.wanted is None or leaf.wanted[0] != wanted.version or leaf.wanted[1] is not leaf.tokens:
-            namespace, path = self._path(leaf)
-            num_before = len(path) // TOKEN_BYTES - leaf.num_tokens
-            num_tokens = max(wanted.num_wanted(namespace, path) - num_before, 0)
-            leaf.wanted = (wanted.version, leaf.tokens, -(-num_tokens // self.page_size))
-        return leaf.wanted[2]
+        known = leaf.wanted
+        if known is not None and known[0].is_open and known[1] is leaf.tokens:
+            return known[2]
+        namespace, path = self._path(leaf)
+        num_before = len(path) // TOKEN_BYTES - leaf.num_tokens
+        gap = wanted.gap(namespace, path)
+        num_pages = -(-max(gap.num_wanted(path) - num_before, 0) // self.page_size)
+        leaf.wanted = (gap, leaf.tokens, num_pages)
+        return num_pages
 
-    def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction | None:
-        """Drop pages that only the tree holds from a leaf's tail; None when there are none."""
+    def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction:
+        """Drop pages that only the tree holds from a leaf's tail: the last one, which is such a page, and more."""
         refs = self.pool.refs
-        num_kept = len(leaf.pages)
+        num_kept = len(leaf.pages) - 1
         while num_kept and len(leaf.pages) - num_kept < max_pages and refs[leaf.pages[num_kept - 1]] == 1:
             num_kept -= 1
         dropped = leaf.pages[num_kept:]
-        if not dropped:
-            return None
         namespace, path = self._path(leaf)
         if num_kept == 0:
             assert leaf.parent is not None
             self._unlink(leaf.parent, leaf)
         num_lost_bytes = len(leaf.tokens) - num_kept * self._page_bytes
+        leaf.version += 1
         leaf.pages = leaf.pages[:num_kept]
         leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
         self.pool.release(dropped)
@@ -423,17 +399,9 @@ class RadixTree:
         if parent.children:
             return
         if parent.parent is not None:
-            self._enqueue(parent)
+            self._leaves.add(parent)
         else:
             del self._roots[self._namespaces.pop(parent)]
-
-    def _enqueue(self, node: RadixNode) -> None:
-        """Queue a leaf, unless it is queued under a key that is not too large."""
-        key = self._eviction_key(node)
-        if node.queued_key is None or key < node.queued_key:
-            self._num_queued += 1
-            node.queued_key = key
-            heapq.heappush(self._queue, (key, self._num_queued, node))
 
     # -- checking ---------------------------------------------------------------------------------------
 
@@ -453,24 +421,23 @@ class RadixTree:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold. Cost: O(nodes + pages)."""
-        queued = {id(node) for key, _, node in self._queue if key == node.queued_key}
-        num_pages = 0
+        named = list(self.pages())
         for node in self.nodes():
-            num_pages += len(node.pages)
             where = f"node of {node.num_tokens} tokens, pages {node.pages[:4]}"
             if not node.tokens or len(node.pages) != -(-node.num_tokens // self.page_size):
                 raise InvariantViolation(f"{where}: tokens and pages disagree")
             if node.children and node.num_tokens % self.page_size:
                 raise InvariantViolation(f"{where}: an inner node ends inside a page")
-            if not node.children and (node.queued_key is None or id(node) not in queued):
-                raise InvariantViolation(f"{where}: a leaf is missing from the eviction queue")
             if any(self.pool.refs[page] < 1 for page in node.pages):
                 raise InvariantViolation(f"{where}: names a free page")
             self._check_children(node)
         for root in self._roots.values():
             self._check_children(root)
-        if num_pages != self.num_pages:
-            raise InvariantViolation(f"tree counts {self.num_pages} pages, names {num_pages}")
+        if len(named) != self.num_pages or len(set(named)) != len(named):
+            raise InvariantViolation(
+                f"tree counts {self.num_pages} pages, names {len(named)}, {len(set(named))} distinct"
+            )
+        self._leaves.check(node for node in self.nodes() if node.is_leaf)
 
     def _check_children(self, node: RadixNode) -> None:
         if sorted(node.children) != node.child_keys:

@@ -5,7 +5,9 @@ Sources: Mattson et al. 1970 for the stack distance; SHARDS (Waldspurger et al.,
 
 from __future__ import annotations
 
-import zlib
+import functools
+from bisect import bisect_left
+from zlib import crc32
 
 from radixrt.types import Namespace
 
@@ -29,51 +31,39 @@ class ReuseDistances:
         self._page_bytes = page_bytes
         self.counts = [0] * NUM_BUCKETS
         self.num_first = 0
-        self._reset({})
+        self._remember([])
 
-    def _reset(self, last_used: dict[int, int]) -> None:
-        self._last_used = last_used
-        self._now = len(last_used)
-        self._tree = [0] * (2 * MAX_TRACKED + 1)  # Fenwick tree: 1 where a page's last use stands
-        for place in range(self._now):
-            self._add(place, 1)
+    def _remember(self, keys: list[int]) -> None:
+        """Start over with keys in order of their last use."""
+        self._last_used = {key: place for place, key in enumerate(keys)}
+        self._places = list(range(len(keys)))  # of the last uses, sorted
+        self._now = len(keys)
 
     def observe(self, namespace: Namespace, tokens: bytes) -> None:
-        """Take in a use of all whole pages of a prompt. Cost: O(pages + sampled pages * log MAX_TRACKED)."""
-        key = zlib.crc32(repr(namespace).encode())
-        for start in range(0, len(tokens) - self._page_bytes + 1, self._page_bytes):
-            key = zlib.crc32(tokens[start : start + self._page_bytes], key)  # the same in every process
+        """Take in a use of all whole pages of a prompt.
+
+        Cost: O(pages + sampled pages * log MAX_TRACKED), and one move of up to 2 * MAX_TRACKED pointers per sampled page.
+        """
+        key, page_bytes = _seed(namespace), self._page_bytes
+        for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
+            key = crc32(tokens[start : start + page_bytes], key)  # the same in every process
             if key % SAMPLE_EVERY == 0:
                 self._use(key)
 
     def _use(self, key: int) -> None:
         if self._now == 2 * MAX_TRACKED:
-            recent = sorted(self._last_used.items(), key=lambda item: item[1])[-MAX_TRACKED:]
-            self._reset({kept: place for place, (kept, _) in enumerate(recent)})
+            self._remember(sorted(self._last_used, key=self._last_used.__getitem__)[-MAX_TRACKED:])
         last = self._last_used.get(key)
         if last is None:
             self.num_first += 1
         else:
-            distance = (self._sum(self._now) - self._sum(last + 1)) * SAMPLE_EVERY
+            index = bisect_left(self._places, last)
+            distance = (len(self._places) - index - 1) * SAMPLE_EVERY  # pages used since, each counted once
             self.counts[min(distance.bit_length(), NUM_BUCKETS - 1)] += 1
-            self._add(last, -1)
+            del self._places[index]
         self._last_used[key] = self._now
-        self._add(self._now, 1)
+        self._places.append(self._now)
         self._now += 1
-
-    def _add(self, place: int, value: int) -> None:
-        index = place + 1
-        while index < len(self._tree):
-            self._tree[index] += value
-            index += index & -index
-
-    def _sum(self, stop: int) -> int:
-        """Count the last uses at places [0, stop)."""
-        total, index = 0, stop
-        while index > 0:
-            total += self._tree[index]
-            index -= index & -index
-        return total
 
     def hit_rate(self, num_pages: int) -> float:
         """Estimate the share of page uses that an lru pool of num_pages would have served, 0 to 1.
@@ -82,3 +72,8 @@ class ReuseDistances:
         """
         total = self.num_first + sum(self.counts)
         return sum(self.counts[: num_pages.bit_length()]) / total if total else 0.0
+
+
+@functools.lru_cache(maxsize=1024)
+def _seed(namespace: Namespace) -> int:
+    return crc32(repr(namespace).encode())

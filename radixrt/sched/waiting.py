@@ -18,15 +18,15 @@ from collections.abc import Iterator
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
-from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens
+from radixrt.kv.packed import num_common_tokens
 from radixrt.kv.radix import PrefixMatch
 from radixrt.sched.latency import FASTEST_S_PER_TOKEN
 from radixrt.sched.policy import Cached, OrderKey, Policy
+from radixrt.sched.prompts import MAX_KEY_TOKENS, Gap, SortedPrompts
 from radixrt.sched.sequence import Sequence
 from radixrt.types import Namespace
 
 MAX_DRIFT = 1.25  # of the learned seconds per token, before everybody gets a new key
-MAX_KEY_TOKENS = 4096  # longer common prefixes count as this long when waiting sequences are ordered
 
 
 class Candidate:
@@ -37,7 +37,7 @@ class Candidate:
         num_cached_pages: whole cached pages; may be too high after an eviction, never too low for long.
         computed_by: the running sequence that is computing more of this one's prefix, or None.
         is_urgent: it stands before everything that arrived later.
-        match, matched_at: the last lookup, and the tree's version then.
+        match, matched_at: the last lookup, and the tree's version when it was last known to hold.
         queued_key: the key under which it stands in the heap, or None.
     """
 
@@ -68,21 +68,17 @@ class WaitingList:
 
     Invariants: every waiting sequence is in all its views exactly once; a candidate is in the heap unless it is
     urgent or waits for another's prefix.
-
-    Attributes:
-        version: changes with who waits.
     """
 
     def __init__(self, cache: PrefixCache, policy: Policy, *, max_skips: int) -> None:
-        self.version = 0
         self._cache = cache
         self._prefill_s_per_token = FASTEST_S_PER_TOKEN
         self._policy = policy
         self._max_skips = max_skips
         self._candidates: dict[Sequence, Candidate] = {}
         self._heap: list[tuple[OrderKey, int, Candidate]] = []
-        self._sorted: dict[Namespace, list[tuple[bytes, int, Candidate]]] = {}
-        self._urgent: list[tuple[int, Candidate]] = []
+        self._sorted: SortedPrompts[Candidate] = SortedPrompts()
+        self._urgent: list[tuple[int, Candidate]] = []  # no two have the same arrival
         self._num_queued = itertools.count()  # breaks ties, so that candidates are never compared
         self._waiters: dict[Sequence, list[Candidate]] = {}  # running prefill -> who waits for it
 
@@ -99,11 +95,9 @@ class WaitingList:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait. Cost: one lookup, O(log n), one comparison per running prefill."""
-        self.version += 1
         candidate = Candidate(sequence)
         self._candidates[sequence] = candidate
-        row = (candidate.tokens, sequence.arrival, candidate)
-        insort(self._sorted.setdefault(sequence.namespace, []), row, key=_place)
+        self._sorted.add(sequence.namespace, candidate.tokens, sequence.arrival, candidate)
         candidate.num_cached_pages = len(self.match(candidate).pages)
         if sequence.num_skips >= self._max_skips and self._policy.is_fair:
             self._make_urgent(candidate)
@@ -118,69 +112,62 @@ class WaitingList:
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer. Cost: O(log n) and one move of pointers."""
-        self.version += 1
         candidate = self._candidates.pop(sequence)
-        rows = self._sorted[sequence.namespace]
-        del rows[bisect_left(rows, (candidate.tokens, sequence.arrival), key=_place)]
-        if not rows:
-            del self._sorted[sequence.namespace]
+        self._sorted.remove(sequence.namespace, candidate.tokens, sequence.arrival)
         candidate.queued_key = None
         if candidate.computed_by is not None:
             self._waiters[candidate.computed_by].remove(candidate)
         if candidate.is_urgent:
-            del self._urgent[bisect_left(self._urgent, sequence.arrival, key=_arrival)]
+            del self._urgent[bisect_left(self._urgent, (sequence.arrival,))]
 
     def in_order(self) -> Iterator[Candidate]:
         """Give candidates in order of admission; those that are still here afterwards keep their place."""
         for _, candidate in list(self._urgent):
             yield candidate
-        passed: list[Candidate] = []
+        passed: list[tuple[OrderKey, Candidate]] = []
         try:
             while (first := self._pop()) is not None:
                 passed.append(first)
-                yield first
+                yield first[1]
         finally:
-            for candidate in passed:
+            for key, candidate in passed:  # the keys hold: nothing was published meanwhile
                 is_here = candidate.sequence in self._candidates
                 if is_here and candidate.computed_by is None and not candidate.is_urgent:
-                    self._enqueue(candidate)
+                    self._queue(candidate, key)
 
-    def _pop(self) -> Candidate | None:
-        """Take the first candidate out of the heap; None when it is empty."""
+    def _pop(self) -> tuple[OrderKey, Candidate] | None:
+        """Take the first candidate out of the heap, with its key; None when it is empty."""
         while self._heap:
             key, _, candidate = heapq.heappop(self._heap)
             if key != candidate.queued_key:
                 continue  # gone, waiting for another's prefix, or queued again under another key
             candidate.queued_key = None
-            candidate.num_cached_pages = len(self.match(candidate).pages)
-            if self._key(candidate) > key:
-                self._enqueue(candidate)
-                continue
-            return candidate
+            num_pages = len(self.match(candidate).pages)
+            if num_pages != candidate.num_cached_pages:
+                candidate.num_cached_pages, key_before = num_pages, key
+                key = self._key(candidate)
+                if key > key_before:
+                    self._queue(candidate, key)
+                    continue
+            return key, candidate
         return None
 
     def match(self, candidate: Candidate) -> PrefixMatch:
         """Find a candidate's cached prefix now."""
-        version = self._cache.tree.version
-        if candidate.match is None or candidate.matched_at != version:
+        match, tree = candidate.match, self._cache.tree
+        if match is not None and candidate.matched_at == tree.version:
+            return match
+        if match is None or not tree.still_holds(match):
             sequence = candidate.sequence
-            candidate.match = self._cache.lookup(
+            match = self._cache.lookup(
                 sequence.namespace, sequence.token_ids, max_tokens=sequence.max_cached_tokens
             )
-            candidate.matched_at = version
-        return candidate.match
+        candidate.match, candidate.matched_at = match, tree.version
+        return match
 
-    def num_wanted(self, namespace: Namespace, tokens: bytes) -> int:
-        """Give how many leading tokens of a cached path somebody waits for. Cost: O(log n) comparisons.
-
-        The one who shares most stands next to the path's place. Beyond MAX_KEY_TOKENS all is taken to be wanted.
-        """
-        rows = self._sorted.get(namespace, [])
-        place = bisect_left(rows, (tokens, -1), key=_place)
-        longest = 0
-        for row in rows[max(place - 1, 0) : place + 1]:
-            longest = max(longest, num_common_tokens(row[0], tokens))
-        return len(tokens) // TOKEN_BYTES if longest >= MAX_KEY_TOKENS else longest
+    def gap(self, namespace: Namespace, tokens: bytes) -> Gap:
+        """Give where a cached path stands among those who wait, and so how much of it they want."""
+        return self._sorted.gap(namespace, tokens)
 
     def is_urgent(self, candidate: Candidate) -> bool:
         """Tell whether nothing that arrived later may pass it any more."""
@@ -206,10 +193,12 @@ class WaitingList:
         if candidate.computed_by is not None:
             self._waiters[candidate.computed_by].remove(candidate)
             candidate.computed_by = None
-        insort(self._urgent, (candidate.sequence.arrival, candidate), key=_arrival)
+        insort(self._urgent, (candidate.sequence.arrival, candidate))
 
     def _enqueue(self, candidate: Candidate) -> None:
-        key = self._key(candidate)
+        self._queue(candidate, self._key(candidate))
+
+    def _queue(self, candidate: Candidate, key: OrderKey) -> None:
         if key != candidate.queued_key:
             candidate.queued_key = key
             heapq.heappush(self._heap, (key, next(self._num_queued), candidate))
@@ -287,24 +276,18 @@ class WaitingList:
 
     def _neighbours(self, namespace: Namespace, tokens: bytes) -> Iterator[tuple[Candidate, int]]:
         """Give those who share a page or more with `tokens` and have less of it cached, nearest first, each side."""
-        rows = self._sorted.get(namespace, [])
-        place = bisect_left(rows, (tokens, -1), key=_place)
-        for step in (-1, 1):
-            index = place - 1 if step < 0 else place
-            while 0 <= index < len(rows):
-                candidate = rows[index][2]
-                num_common = num_common_tokens(candidate.tokens, tokens)
+        for walk in self._sorted.both_ways(namespace, tokens):
+            for candidate, num_common in walk:
                 num_pages = num_common // self._cache.page_size
                 if num_pages == 0 or candidate.num_cached_pages >= num_pages:
                     break
                 yield candidate, num_common
-                index += step
 
     # -- checking ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise InvariantViolation unless all views agree. Cost: O(n)."""
-        rows = [row[2] for rows in self._sorted.values() for row in rows]
+        rows = list(self._sorted)
         if len(rows) != len(self._candidates) or {id(row) for row in rows} != {
             id(item) for item in self._candidates.values()
         }:
@@ -322,14 +305,6 @@ class WaitingList:
 
 def _is_near(one: float, other: float) -> bool:
     return one <= other * MAX_DRIFT and other <= one * MAX_DRIFT
-
-
-def _place(row: tuple[bytes, int, Candidate]) -> tuple[bytes, int]:
-    return row[0], row[1]
-
-
-def _arrival(row: tuple[int, Candidate]) -> int:
-    return row[0]
 
 
 def _prompt(sequence: Sequence) -> bytes:

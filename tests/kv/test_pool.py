@@ -40,3 +40,18 @@ def test_check_finds_a_page_twice_in_the_free_list():
     pool._free.append(1)
     with pytest.raises(InvariantViolation):
         pool.check()
+
+
+def test_a_watched_page_is_told_of_once_when_one_owner_is_left():
+    pool = PagePool(4)
+    [watched, other] = pool.allocate(2)
+    pool.retain([watched, watched, other])
+    pool.watch(watched)
+    pool.release([watched, other])
+    assert pool.take_single() == []
+    pool.release([watched])
+    assert pool.is_watched(watched)
+    assert pool.take_single() == [watched]
+    pool.retain([watched])
+    pool.release([watched])
+    assert pool.take_single() == []

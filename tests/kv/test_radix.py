@@ -224,3 +224,28 @@ def test_check_finds_a_lost_reference():
     shelf.pool.release([page])
     with pytest.raises(InvariantViolation, match="free page"):
         shelf.tree.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_a_match_that_still_holds_is_what_a_lookup_gives(page_size):
+    num_held = num_outdated = 0
+    for seed in range(10):
+        rng = random.Random(seed)
+        shelf, known = Shelf(200, page_size=page_size), []
+        for _ in range(60):
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 4 * page_size + 3))]
+            if rng.random() < 0.7 and shelf.pool.num_free > 20:
+                shelf.insert(tokens, keep=rng.random() < 0.2)
+            else:
+                shelf.evict(rng.randrange(1, 4))
+            known.append((tokens, shelf.match(tokens)))
+            for place, (tokens, match) in enumerate(known):
+                now = shelf.match(tokens)
+                if shelf.tree.still_holds(match):
+                    assert now == match, f"seed {seed}"
+                    num_held += 1
+                else:
+                    num_outdated += 1
+                    known[place] = (tokens, now)
+    assert num_held > 1000
+    assert num_outdated > 1000

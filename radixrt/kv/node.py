@@ -1,0 +1,64 @@
+"""RadixNode: a run of pages in the radix tree."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from radixrt.kv.eviction import EvictionKey
+from radixrt.kv.packed import TOKEN_BYTES
+
+
+class WantedGap(Protocol):
+    """The place of a path among the prefixes that someone waits for.
+
+    Attributes:
+        is_open: nothing changed there since it was given.
+    """
+
+    is_open: bool
+
+    def num_wanted(self, tokens: bytes) -> int:
+        """Give how many leading tokens of the path are waited for."""
+
+
+class RadixNode:
+    """A run of pages. Invariants: the first min(page, all) packed tokens are its key in the parent;
+    len(pages) == ceil(num_tokens / page_size); only a leaf's last page may be partly filled."""
+
+    __slots__ = (
+        "child_keys",
+        "children",
+        "created",
+        "last_used",
+        "num_hits",
+        "pages",
+        "parent",
+        "priority",
+        "queued_key",
+        "tokens",
+        "version",
+        "wanted",
+    )
+
+    def __init__(self, parent: RadixNode | None, tokens: bytes, pages: list[int], *, created: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[bytes, RadixNode] = {}
+        self.child_keys: list[bytes] = []
+        self.version = 0  # grows with every change of its tokens, pages or children
+        self.created = created
+        self.last_used = created
+        self.num_hits = 0
+        self.priority = 0
+        self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
+        self.wanted: tuple[WantedGap, bytes, int] | None = None  # pages in demand; holds for these tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def is_leaf(self) -> bool:
+        """Tell whether it is a node of the tree that has no children; no root is a leaf."""
+        return not self.children and self.parent is not None
