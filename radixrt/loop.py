@@ -37,6 +37,7 @@ from radixrt.exec.runner import Runner
 from radixrt.grammar.counters import CompileStats
 from radixrt.kv.cache import PrefixCache, PrefixExplanation
 from radixrt.metrics import EngineMetrics, EngineStats
+from radixrt.sched.latency import load_of
 from radixrt.sched.plan import SequenceUpdate, StepPlan, StepResult
 from radixrt.sched.scheduler import Scheduler
 from radixrt.types import FinishReason, Namespace
@@ -328,7 +329,7 @@ class EngineLoop:
         # With overlap, a step begins when the one before is done.
         started, self._last_end_s = max(launched.planned_s, self._last_end_s), self._clock()
         seconds = self._last_end_s - started
-        self._scheduler.observe(plan, seconds)
+        self._scheduler.observe(*load_of(plan.chunks), seconds)
         self._metrics.observe_step(plan, started_s=launched.planned_s, seconds=seconds)
 
     def _deliver(self, update: SequenceUpdate) -> None:

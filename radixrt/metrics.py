@@ -127,7 +127,7 @@ class EngineMetrics:
         self.step_s = self.step_s.plus(seconds)
         for chunk in plan.chunks:
             if chunk.is_first:
-                self.wait_s = self.wait_s.plus(started_s - chunk.sequence.submitted_at_s)
+                self.wait_s = self.wait_s.plus(started_s - chunk.sequence.origin.submitted_at_s)
 
     def observe_masks(self, result: StepResult) -> None:
         """Take in what masks did in one step."""

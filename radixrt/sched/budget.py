@@ -7,15 +7,33 @@ from collections.abc import Iterable
 from radixrt.sched.in_flight import InFlight
 from radixrt.sched.sequence import Sequence
 
+Share = tuple[Sequence, range, int]  # the positions it could compute now, and how many of them it may
 
-def split_tokens(sequences: Iterable[Sequence], max_tokens: int, in_flight: InFlight) -> dict[Sequence, int]:
-    """Share a step's tokens among running sequences: decodes first, then prefills, oldest first. Pure.
+
+def split_tokens(sequences: Iterable[Sequence], max_tokens: int, in_flight: InFlight) -> list[Share]:
+    """Share a step's tokens among running sequences, oldest first: decodes come before prefills. Pure.
 
     Every decode gets all of its few tokens before a prefill takes a chunk, so that a long prompt never stops
     the others' output.
+
+    Args:
+        sequences: oldest first.
+    Returns: one share per sequence, in this order.
     """
-    shares: dict[Sequence, int] = {}
-    for sequence in sorted(sequences, key=lambda item: (in_flight.is_prefilling(item), item.arrival)):
-        shares[sequence] = min(in_flight.num_pending(sequence), max_tokens)
-        max_tokens -= shares[sequence]
+    shares: list[Share] = []
+    num_left = max_tokens
+    for sequence in sequences:
+        pending = in_flight.pending(sequence)
+        num_tokens = len(pending)
+        num_left -= num_tokens
+        shares.append((sequence, pending, num_tokens))
+    if num_left >= 0:
+        return shares
+    num_left = max_tokens
+    for is_prefill in (False, True):
+        for place, (sequence, pending, num_tokens) in enumerate(shares):
+            if is_prefill == (pending.start < sequence.num_prompt_tokens):
+                num_tokens = min(num_tokens, num_left)
+                num_left -= num_tokens
+                shares[place] = sequence, pending, num_tokens
     return shares

@@ -7,6 +7,8 @@ A device may run one step while the next is planned. Then planning goes by where
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from radixrt.errors import InvariantViolation
 from radixrt.sched.plan import Chunk
 from radixrt.sched.sequence import Sequence
@@ -15,85 +17,79 @@ MAX_STEPS = 2  # one runs, one is planned behind it
 
 
 class InFlight:
-    """Own the planned chunks of each sequence, oldest first.
+    """Own the planned steps, oldest first: the chunk of each sequence.
 
-    Invariants: a sequence's chunks follow one another, the first one starts at num_computed; at most MAX_STEPS of them.
+    Invariants: at most MAX_STEPS steps, none of them empty; a sequence's chunks follow one another, the first one starts
+    at num_computed.
     """
 
     def __init__(self) -> None:
-        self._chunks: dict[Sequence, list[Chunk]] = {}
+        self._steps: list[dict[Sequence, Chunk]] = []
 
-    def add(self, chunk: Chunk) -> None:
-        """Take in a planned chunk."""
-        self._chunks.setdefault(chunk.sequence, []).append(chunk)
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Take in the chunks of a planned step, if there are any."""
+        if step := {chunk.sequence: chunk for chunk in chunks}:
+            self._steps.append(step)
 
     def has(self, chunk: Chunk) -> bool:
         """Tell whether a chunk is under way and counts."""
-        return any(item is chunk for item in self._chunks.get(chunk.sequence, ()))
+        return any(step.get(chunk.sequence) is chunk for step in self._steps)
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Tell whether anything of a sequence is under way."""
-        return sequence in self._chunks
+        return bool(self._steps) and any(sequence in step for step in self._steps)
 
-    def take(self, chunk: Chunk) -> bool:
-        """Let go of a chunk whose step is over; False when it was dropped before."""
-        chunks = self._chunks.get(chunk.sequence)
-        if not chunks or chunks[0] is not chunk:
-            return False
-        if len(chunks) == 1:
-            del self._chunks[chunk.sequence]
-        else:
-            del chunks[0]
-        return True
+    def take(self, chunks: Iterable[Chunk]) -> dict[Sequence, Chunk]:
+        """Let go of the oldest step, which is over; give those of its chunks that were not dropped before."""
+        is_there = self._steps and any(self._steps[0].get(chunk.sequence) is chunk for chunk in chunks)
+        return self._steps.pop(0) if is_there else {}
 
     def replace(self, chunk: Chunk, settled: Chunk) -> bool:
-        """Put a sequence's oldest chunk in order; False when it was dropped before."""
-        chunks = self._chunks.get(chunk.sequence)
-        if not chunks or chunks[0] is not chunk:
+        """Put a chunk of the oldest step in order; False when it was dropped before."""
+        if not self._steps or self._steps[0].get(chunk.sequence) is not chunk:
             return False
-        chunks[0] = settled
+        self._steps[0][chunk.sequence] = settled
         return True
 
     def drop(self, sequence: Sequence) -> None:
         """Let nothing of a sequence count that is under way."""
-        self._chunks.pop(sequence, None)
-
-    def num_planned(self, sequence: Sequence) -> int:
-        """Give how many tokens will be computed when all that is under way is done."""
-        chunks = self._chunks.get(sequence)
-        return chunks[-1].stop if chunks else sequence.num_computed
+        for step in self._steps:
+            step.pop(sequence, None)
+        self._steps = [step for step in self._steps if step]
 
     def is_prefilling(self, sequence: Sequence) -> bool:
         """Tell whether tokens of the prompt are still to be planned."""
-        return self.num_planned(sequence) < sequence.num_prompt_tokens
+        return self.pending(sequence).start < sequence.num_prompt_tokens
 
-    def num_total(self, sequence: Sequence) -> int:
-        """Give how many tokens there will be: those known, and those that steps under way draw."""
-        num_total = sequence.num_total
-        for chunk in self._chunks.get(sequence, ()):
-            if chunk.wants_sample and chunk.stop == num_total:
-                num_total += 1
-        return num_total
+    def pending(self, sequence: Sequence) -> range:
+        """Give the positions that can be planned now: after all that is under way, up to the tokens that there will be.
 
-    def num_pending(self, sequence: Sequence) -> int:
-        """Give how many tokens can be planned now; a last token, after which none may follow, need not be computed."""
-        chunks = self._chunks.get(sequence)
-        if not chunks:
-            return sequence.num_pending
-        num_total = self.num_total(sequence)
-        if num_total > sequence.num_total and num_total >= sequence.num_max_total:
-            return 0
-        return num_total - chunks[-1].stop
+        Those are the tokens known, and those that steps under way draw. A last token, after which none may follow,
+        need not be computed.
+        """
+        planned, num_total = sequence.num_computed, len(sequence.token_ids)
+        if not self._steps:
+            return range(planned, num_total)
+        num_known = num_total
+        for step in self._steps:
+            if (chunk := step.get(sequence)) is not None:
+                planned = chunk.stop
+                if chunk.wants_sample and planned == num_total:
+                    num_total += 1
+        if num_total > num_known and num_total >= sequence.num_max_total:
+            return range(planned, planned)
+        return range(planned, num_total)
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold."""
-        for sequence, chunks in self._chunks.items():
-            start = sequence.num_computed
-            if sequence.lease is None or len(chunks) > MAX_STEPS:
-                raise InvariantViolation(
-                    f"{len(chunks)} chunks of a {sequence.status} sequence are under way"
-                )
-            for chunk in chunks:
-                if chunk.start != start:
-                    raise InvariantViolation(f"a chunk starts at {chunk.start}, not at {start}")
-                start = chunk.stop
+        if len(self._steps) > MAX_STEPS or not all(self._steps):
+            raise InvariantViolation(f"{len(self._steps)} steps are under way")
+        starts: dict[Sequence, int] = {}
+        for step in self._steps:
+            for sequence, chunk in step.items():
+                start = starts.get(sequence, sequence.num_computed)
+                if sequence.lease is None or chunk.start != start:
+                    raise InvariantViolation(
+                        f"a chunk of a {sequence.status} sequence starts at {chunk.start}, not at {start}"
+                    )
+                starts[sequence] = chunk.stop

@@ -25,8 +25,9 @@ def load_of(chunks: Iterable[Chunk]) -> tuple[int, float]:
     """Give a step's tokens and attention pairs. Pure."""
     num_tokens, num_pairs = 0, 0.0
     for chunk in chunks:
-        num_tokens += chunk.num_tokens
-        num_pairs += pairs_of(chunk.start, chunk.num_tokens)
+        num_new = chunk.num_tokens
+        num_tokens += num_new
+        num_pairs += pairs_of(chunk.start, num_new) if num_new > 1 else chunk.start + 1.0
     return num_tokens, num_pairs
 
 
@@ -38,8 +39,9 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self._weights = [0.0, 0.0, 0.0]
-        self._covariance = [[INITIAL_VARIANCE if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._weights = (0.0, 0.0, 0.0)
+        # Of a symmetric matrix: the diagonal, then the entries (0, 1), (0, 2) and (1, 2).
+        self._covariance = (INITIAL_VARIANCE, INITIAL_VARIANCE, INITIAL_VARIANCE, 0.0, 0.0, 0.0)
 
     @property
     def is_ready(self) -> bool:
@@ -47,26 +49,23 @@ class StepTimeModel:
 
     def observe(self, num_tokens: int, num_pairs: float, seconds: float) -> None:
         """Take in one step's load and time."""
-        features = [1.0 * UNITS[0], num_tokens * UNITS[1], num_pairs * UNITS[2]]
-        spread = [sum(row[j] * features[j] for j in range(3)) for row in self._covariance]
-        gain_base = FORGETTING + sum(features[i] * spread[i] for i in range(3))
-        error = seconds - sum(self._weights[i] * features[i] for i in range(3))
-        for i in range(3):
-            self._weights[i] += spread[i] / gain_base * error
-        # Loads that never change would let the unseen directions grow for ever.
-        self._covariance = [
-            [
-                max(
-                    min(
-                        (self._covariance[i][j] - spread[i] * spread[j] / gain_base) / FORGETTING,
-                        INITIAL_VARIANCE,
-                    ),
-                    -INITIAL_VARIANCE,
-                )
-                for j in range(3)
-            ]
-            for i in range(3)
-        ]
+        one, tokens, pairs = UNITS[0], num_tokens * UNITS[1], num_pairs * UNITS[2]
+        c00, c11, c22, c01, c02, c12 = self._covariance
+        s0 = c00 * one + c01 * tokens + c02 * pairs
+        s1 = c01 * one + c11 * tokens + c12 * pairs
+        s2 = c02 * one + c12 * tokens + c22 * pairs
+        gain = FORGETTING + (one * s0 + tokens * s1 + pairs * s2)
+        w0, w1, w2 = self._weights
+        error = seconds - (w0 * one + w1 * tokens + w2 * pairs)
+        self._weights = w0 + s0 / gain * error, w1 + s1 / gain * error, w2 + s2 / gain * error
+        self._covariance = (
+            _bounded((c00 - s0 * s0 / gain) / FORGETTING),
+            _bounded((c11 - s1 * s1 / gain) / FORGETTING),
+            _bounded((c22 - s2 * s2 / gain) / FORGETTING),
+            _bounded((c01 - s0 * s1 / gain) / FORGETTING),
+            _bounded((c02 - s0 * s2 / gain) / FORGETTING),
+            _bounded((c12 - s1 * s2 / gain) / FORGETTING),
+        )
         self.num_steps += 1
 
     def predict(self, num_tokens: int, num_pairs: float) -> float:
@@ -98,3 +97,8 @@ class StepTimeModel:
             else:
                 too_many = middle
         return fitting
+
+
+def _bounded(variance: float) -> float:
+    """Keep a variance within its first value: loads that never change would let the unseen directions grow for ever."""
+    return max(min(variance, INITIAL_VARIANCE), -INITIAL_VARIANCE)

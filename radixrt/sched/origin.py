@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixrt.errors import InvariantViolation
+from radixrt.types import TokenLogprob
 
 
 class OriginLog:
@@ -15,16 +16,20 @@ class OriginLog:
     Attributes:
         runs: [start, stop) of the tokens that were appended without sampling.
         removed: (place, share of the model's probability that the mask took away), where that was measured.
+        logprobs: of known tokens by position, the prompt's too, where asked for.
         num_forced: how many tokens were not sampled.
+        submitted_at_s: set by the scheduler, by the clock that plan() is given.
         queued_s: from the submission to the step in which the sequence was first admitted; None before it.
     """
 
-    __slots__ = ("num_forced", "queued_s", "removed", "runs")
+    __slots__ = ("logprobs", "num_forced", "queued_s", "removed", "runs", "submitted_at_s")
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int]] = []
         self.removed: list[tuple[int, float]] = []
+        self.logprobs: dict[int, TokenLogprob] = {}
         self.num_forced = 0
+        self.submitted_at_s = 0.0
         self.queued_s: float | None = None
 
     def add_run(self, start: int, num_tokens: int) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from radixrt.sched.sequence import Sequence
 
@@ -24,8 +25,7 @@ OrderKey = tuple[float | bytes, ...]
 HEAD_START = 50  # seconds of age that a second of saved computation is worth
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(NamedTuple):
     """What of a waiting request is cached.
 
     Attributes:
@@ -47,7 +47,7 @@ def cache_aware(sequence: Sequence, cached: Cached, tokens: bytes) -> OrderKey:
 
     A request passes those that came up to HEAD_START times as many seconds before it as the cache saves it.
     """
-    return (sequence.submitted_at_s - HEAD_START * cached.saved_s, sequence.arrival)
+    return (sequence.origin.submitted_at_s - HEAD_START * cached.saved_s, sequence.arrival)
 
 
 def longest_prefix(sequence: Sequence, cached: Cached, tokens: bytes) -> OrderKey:

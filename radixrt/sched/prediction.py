@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 QUANTILE = 0.9
 NUM_KEPT_LENGTHS = 128
@@ -20,29 +21,18 @@ MIN_LENGTHS = 8
 class _Lengths:
     """The last NUM_KEPT_LENGTHS lengths, in order of arrival and in order of size."""
 
-    __slots__ = ("_by_size", "_recent")
+    __slots__ = ("_recent", "by_size")
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
-        self._by_size: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._recent)
+        self.by_size: list[int] = []
 
     def add(self, length: int) -> None:
         if len(self._recent) == NUM_KEPT_LENGTHS:
             oldest = self._recent.popleft()
-            del self._by_size[bisect_left(self._by_size, oldest)]
+            del self.by_size[bisect_left(self.by_size, oldest)]
         self._recent.append(length)
-        insort(self._by_size, length)
-
-    def quantile_above(self, num_so_far: int) -> int:
-        """Give the QUANTILE of the lengths above num_so_far; twice num_so_far when there is none."""
-        first = bisect_right(self._by_size, num_so_far)
-        num_longer = len(self._by_size) - first
-        if num_longer == 0:
-            return 2 * num_so_far  # longer than anything seen: expect it to go on as long again
-        return self._by_size[first + int(QUANTILE * (num_longer - 1))]
+        insort(self.by_size, length)
 
 
 class OutputLengths:
@@ -70,37 +60,74 @@ class OutputLengths:
         Without MIN_LENGTHS observations of the label, and then of all labels, it is max_tokens: nothing is
         promised that might not be there. Cost: O(log NUM_KEPT_LENGTHS).
         """
-        for lengths in (self._by_label.get(label), self._all):
-            if lengths is not None and len(lengths) >= MIN_LENGTHS:
-                return max(min(lengths.quantile_above(num_so_far), max_tokens), num_so_far + 1)
-        return max_tokens
+        by_size = self._by_label.get(label, self._all).by_size
+        if len(by_size) < MIN_LENGTHS:
+            by_size = self._all.by_size
+            if len(by_size) < MIN_LENGTHS:
+                return max_tokens
+        first = bisect_right(by_size, num_so_far)
+        num_longer = len(by_size) - first
+        if num_longer:
+            expected = by_size[first + int(QUANTILE * (num_longer - 1))]
+        else:
+            expected = 2 * num_so_far  # longer than anything seen: expect it to go on as long again
+        return max(min(expected, max_tokens), num_so_far + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What one sequence holds alone and will still need.
 
     Attributes:
-        num_own_pages: pages that are free again when it ends.
         num_more_pages: pages it will lease until its predicted end.
+        num_own_pages: pages that are free again when it ends.
     """
 
-    num_own_pages: int
     num_more_pages: int
+    num_own_pages: int
 
 
-def peak_pages(demands: Iterable[Demand], *, num_held_pages: int) -> int:
-    """Give the most pages that will be held at once. Pure. Cost: O(n log n).
+class Peak:
+    """Whether one more sequence fits beside others at the time when they will hold most.
 
-    Args:
-        num_held_pages: distinct pages held now, shared ones counted once.
+    All grow at the same rate; when the one with the k-th smallest need ends, it has grown to its full need, the longer
+    ones have grown as much, and the shorter ones are gone: then (n - k) * need[k] - sum of own[:k] more pages are held.
+    Cost: O(n log n).
     """
-    # All grow at the same rate; when the one with the k-th smallest need ends, it has grown to its full need, the
-    # longer ones have grown as much, and the shorter ones are gone.
-    ordered = sorted(demands, key=lambda demand: demand.num_more_pages)
-    peak, num_ended, num_running = num_held_pages, 0, len(ordered)
-    for demand in ordered:
-        peak = max(peak, num_held_pages + num_running * demand.num_more_pages - num_ended)
-        num_ended += demand.num_own_pages
-        num_running -= 1
-    return peak
+
+    def __init__(self, demands: Iterable[Demand]) -> None:
+        self._demands = sorted(demands)
+        self._num_more_pages = sum(demand.num_more_pages for demand in self._demands)
+        self._ended: list[int] = []  # own pages of the first k; empty until it is needed
+
+    def add(self, demand: Demand) -> None:
+        """Take in one more that has begun. Cost: O(n)."""
+        insort(self._demands, demand)
+        self._num_more_pages += demand.num_more_pages
+        self._ended = []
+
+    def fits(self, own: Demand, num_free_pages: int) -> bool:
+        """Tell whether so many pages, free once it has begun, suffice for another sequence and the others. Cost: O(log n)."""
+        if self._num_more_pages + own.num_more_pages <= num_free_pages:
+            return True  # even if nobody ended before all have grown
+        if not self._ended:
+            self._prepare()
+        place = bisect_left(self._demands, own)
+        at_its_end = (len(self._demands) - place + 1) * own.num_more_pages - self._ended[place]
+        peak = max(self._with_longer[place], at_its_end, self._rest[place] - own.num_own_pages)
+        return max(peak, own.num_more_pages) <= num_free_pages
+
+    def _prepare(self) -> None:
+        num_running, num_ended, peak = len(self._demands), 0, 0
+        self._ended = [0]
+        self._with_longer = [0]  # the peak up to the k-th end when one more grows as long
+        ends: list[int] = []  # more pages at each end
+        for num_more_pages, num_own_pages in self._demands:
+            num_then = num_running * num_more_pages - num_ended
+            ends.append(num_then)
+            if num_then + num_more_pages > peak:
+                peak = num_then + num_more_pages
+            num_ended += num_own_pages
+            num_running -= 1
+            self._ended.append(num_ended)
+            self._with_longer.append(peak)
+        self._rest = [*accumulate(reversed(ends), max, initial=0)][::-1]  # the peak from the k-th end on

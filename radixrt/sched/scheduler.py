@@ -8,7 +8,8 @@ here: plan is told the time, so that the same code runs in a simulator.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from radixrt.config import SchedConfig
@@ -20,8 +21,8 @@ from radixrt.sched.in_flight import InFlight
 from radixrt.sched.latency import StepTimeModel, load_of, pairs_of
 from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate, StepPlan, StepResult, make_chunk
 from radixrt.sched.policy import POLICIES
-from radixrt.sched.prediction import Demand, OutputLengths, peak_pages
-from radixrt.sched.sequence import Sequence, SequenceStatus
+from radixrt.sched.prediction import Demand, OutputLengths, Peak
+from radixrt.sched.sequence import NO_POSITIONS, Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason, TokenLogprob
 
@@ -31,7 +32,7 @@ MAX_PASSED = 16  # candidates that are looked at and not admitted in one step, w
 class Scheduler:
     """Own the waiting and the running sequences.
 
-    Invariants: a sequence is in exactly one list while not FINISHED; running sequences hold live leases;
+    Invariants: a sequence is in exactly one list while not FINISHED; running sequences hold live leases, oldest first;
     under a fair policy num_skips <= max_skips while a sequence waits.
     """
 
@@ -47,9 +48,8 @@ class Scheduler:
         self.most_skips = 0
         self.output_lengths = OutputLengths()
         self._in_flight = InFlight()
-        self._deadlines: list[
-            tuple[float, int, Sequence]
-        ] = []  # heap; finished ones are dropped when they come up
+        self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; finished ones go when they come up
+        self._peak: Peak | None = None  # of those running, while admitting, from when it is first asked for
         self._was_prefill = False  # the last step, under prefill_mode = separate
 
     @property
@@ -58,7 +58,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence, now_s: float) -> None:
         """Let a new sequence wait."""
-        sequence.submitted_at_s = now_s
+        sequence.origin.submitted_at_s = now_s
         self.waiting.add(sequence)
         if sequence.request.scope_id is not None:
             self.cache.scopes.begin_use(sequence.request.scope_id, sequence.arrival)
@@ -96,8 +96,7 @@ class Scheduler:
                 self._admit(chunks)
         else:
             self._plan_separately(chunks, preempted)
-        for chunk in chunks:
-            self._in_flight.add(chunk)
+        self._in_flight.add(chunks)
         # A lease begins with its copy, in the step that admits its sequence.
         firsts = [chunk.sequence.lease for chunk in chunks if chunk.is_first]
         copies = [lease.pending_copy for lease in firsts if lease]
@@ -119,15 +118,18 @@ class Scheduler:
     def _plan_running(
         self, sequences: Iterable[Sequence], chunks: list[Chunk], preempted: list[Sequence]
     ) -> None:
-        shares = split_tokens(sequences, self.config.max_step_tokens, self._in_flight)
         # Oldest first, and only younger ones are preempted: what is already planned is never taken back.
-        for sequence in sorted(shares, key=lambda item: item.arrival):
-            num_tokens, start = shares[sequence], self._in_flight.num_planned(sequence)
+        page_size = self.cache.page_size
+        shares = split_tokens(sequences, self.config.max_step_tokens, self._in_flight)
+        for sequence, pending, num_tokens in shares:
+            start, lease = pending.start, sequence.lease
+            if not num_tokens or lease is None:
+                continue
             if start < sequence.num_prompt_tokens:
                 num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, start))
-            if num_tokens and sequence.lease and self._grow(sequence, start + num_tokens, preempted):
-                num_total = self._in_flight.num_total(sequence)
-                chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total))
+            stop = start + num_tokens
+            if stop <= len(lease.pages) * page_size or self._grow(sequence, stop, preempted):
+                chunks.append(make_chunk(sequence, start, num_tokens, num_total=pending.stop))
 
     def _max_prefill_tokens(self, chunks: list[Chunk], start: int) -> int:
         """Give how many prompt tokens fit beside the chunks and all decodes into the time target, if there is one."""
@@ -141,9 +143,9 @@ class Scheduler:
         num_tokens, num_pairs = load_of(chunks)
         for item in decodes:
             if item not in planned:
-                num_pending = in_flight.num_pending(item)
-                num_tokens += num_pending
-                num_pairs += pairs_of(in_flight.num_planned(item), num_pending)
+                pending = in_flight.pending(item)
+                num_tokens += len(pending)
+                num_pairs += pairs_of(pending.start, len(pending))
         return self.step_times.max_chunk_tokens(
             target_ms / 1000, num_tokens=num_tokens, num_pairs=num_pairs, start=start
         )
@@ -202,19 +204,20 @@ class Scheduler:
             if sequence.request.latency_class == "latency" and not sequence.num_output_tokens:
                 num_pending = sequence.num_pending
                 expected_s = self.step_times.predict(num_pending, pairs_of(0, num_pending))
-                if now_s + expected_s >= sequence.submitted_at_s + target_s:
+                if now_s + expected_s >= sequence.origin.submitted_at_s + target_s:
                     self.waiting.make_urgent(sequence)
 
     def _admit(self, chunks: list[Chunk]) -> None:
         """Admit waiting sequences in policy order while tokens, rows and pages last."""
-        num_left = self.config.max_step_tokens - sum(chunk.num_tokens for chunk in chunks)
-        if not self.waiting or num_left <= 0 or len(self.running) >= self.config.max_running:
+        if not self.waiting or len(self.running) >= self.config.max_running:
             return
-        demands = [self._demand(sequence) for sequence in self.running]
+        num_left = self.config.max_step_tokens - sum(chunk.num_tokens for chunk in chunks)
+        if num_left <= 0:
+            return
         last_allowed, youngest, num_passed = 1 << 62, -1, 0
         for candidate in self.waiting.in_order():
             sequence = candidate.sequence
-            lease = self._lease(candidate, demands) if sequence.arrival <= last_allowed else None
+            lease = self._lease(candidate) if sequence.arrival <= last_allowed else None
             if lease is None:
                 num_passed += 1
                 if num_passed >= MAX_PASSED and self.running:
@@ -223,7 +226,8 @@ class Scheduler:
                     last_allowed = min(last_allowed, sequence.arrival)  # nothing younger may pass it any more
                 continue
             self._start(sequence, lease)
-            demands.append(self._demand(sequence))
+            if self._peak is not None:
+                self._peak.add(self._demand(sequence))
             youngest = max(youngest, sequence.arrival)
             num_tokens = min(
                 sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
@@ -233,10 +237,11 @@ class Scheduler:
             num_left -= num_tokens
             if num_left <= 0 or len(self.running) >= self.config.max_running:
                 break
+        self._peak = None
         if youngest >= 0:
             self.waiting.count_skips(youngest)
 
-    def _lease(self, candidate: Candidate, demands: list[Demand]) -> PageLease | None:
+    def _lease(self, candidate: Candidate) -> PageLease | None:
         """Lease the pages of a waiting sequence; None = not now."""
         sequence = candidate.sequence
         num_tokens, label = sequence.num_total, sequence.request.label
@@ -248,51 +253,53 @@ class Scheduler:
             num_shared = min(sequence.num_prompt_tokens - 1, sequence.max_cached_tokens)
             if leader.lease is not None and num_shared > match.num_tokens:
                 shared = leader.lease.pages[: num_shared // self.cache.page_size]
-                if not self._has_room(sequence, shared, demands):
+                if not self._has_room(sequence, shared):
                     return None
                 return self.cache.fork(
                     leader.lease, num_shared_tokens=num_shared, num_tokens=num_tokens, label=label
                 )
-        if not self._has_room(sequence, match.pages, demands):
+        if not self._has_room(sequence, match.pages):
             return None
         return self.cache.admit(match, num_tokens=num_tokens, label=label)
 
-    def _has_room(self, sequence: Sequence, shared: Iterable[int], demands: list[Demand]) -> bool:
+    def _has_room(self, sequence: Sequence, shared: Collection[int]) -> bool:
         """Tell whether the predicted peak fits the pool with one more sequence, which would share these pages.
 
         One page per running sequence is kept back: needs are rounded to pages, and a prediction is no promise.
         """
         if not self.running:
             return True
-        shared = list(shared)
-        num_fresh = self.cache.num_pages_for(sequence.num_total) - len(shared)
-        num_held = self.cache.num_leased_pages + self.cache.num_unleased(shared) + num_fresh
-        num_free = self.cache.pool.capacity - len(self.running) - num_held
+        cache = self.cache
+        num_fresh = cache.num_pages_for(sequence.num_total) - len(shared)
+        num_free = cache.pool.capacity - len(self.running) - cache.num_leased_pages - num_fresh
         own = self._demand(sequence, num_own_pages=num_fresh)
         if num_free < own.num_more_pages:
             return False
-        return peak_pages([*demands, own], num_held_pages=num_held) <= num_held + num_free
+        if self._peak is None:
+            self._peak = Peak(map(self._demand, self.running))
+        # Most that do not fit would not even fit if all they share were leased already.
+        return self._peak.fits(own, num_free) and self._peak.fits(own, num_free - cache.num_unleased(shared))
 
     def _demand(self, sequence: Sequence, *, num_own_pages: int | None = None) -> Demand:
         """Say what a sequence holds alone and what it will lease until its predicted end."""
-        sampling = sequence.sampling
+        request, num_total, num_prompt = sequence.request, sequence.num_total, sequence.num_prompt_tokens
         num_outputs = self.output_lengths.predict(
-            sequence.request.label, num_so_far=sequence.num_output_tokens, max_tokens=sampling.max_tokens
+            request.label, num_so_far=num_total - num_prompt, max_tokens=request.sampling.max_tokens
         )
-        num_pages = self.cache.num_pages_for(sequence.num_prompt_tokens + num_outputs)
-        num_leased = self.cache.num_pages_for(sequence.num_total)
+        num_pages_for = self.cache.num_pages_for
+        num_more_pages = num_pages_for(num_prompt + num_outputs) - num_pages_for(num_total)
         if num_own_pages is None:
             num_own_pages = _num_own_pages(sequence, self.cache)
-        return Demand(num_own_pages=num_own_pages, num_more_pages=max(num_pages - num_leased, 0))
+        return Demand(max(num_more_pages, 0), num_own_pages)
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
         self.cache.touch(sequence.namespace, sequence.token_ids)
         self.most_skips = max(self.most_skips, sequence.num_skips)
         self.waiting.remove(sequence)
-        self.running.append(sequence)
+        insort(self.running, sequence, key=_arrival)
         if sequence.num_forwarded == 0:
             sequence.num_cached = min(lease.num_shared_tokens, sequence.num_prompt_tokens)
-            sequence.origin.queued_s = self.cache.now_s - sequence.submitted_at_s
+            sequence.origin.queued_s = self.cache.now_s - sequence.origin.submitted_at_s
         sequence.lease = lease
         sequence.num_computed = lease.num_shared_tokens
         sequence.status = SequenceStatus.RUNNING
@@ -319,7 +326,7 @@ class Scheduler:
                     is_first=chunk.is_first,
                 )
             if not self._in_flight.replace(chunk, settled):
-                settled = replace(chunk, wants_sample=False, scored=range(0))
+                settled = chunk._replace(wants_sample=False, scored=NO_POSITIONS)
             chunks.append(settled)
         return replace(plan, chunks=tuple(chunks))
 
@@ -329,18 +336,18 @@ class Scheduler:
         Returns: one update per sequence that has something new for its reader.
         """
         updates = []
+        under_way = self._in_flight.take(plan.chunks)
         for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
             sequence = chunk.sequence
-            if not self._in_flight.take(chunk):
+            if under_way.get(sequence) is not chunk:
                 continue  # ended, preempted or taken back while the step ran
-            assert sequence.lease is not None
-            self.cache.copied(sequence.lease)
-            was_prefilling = sequence.is_prefilling
-            sequence.num_computed = chunk.stop
+            lease = sequence.lease
+            assert lease is not None
+            if lease.pending_copy is not None:
+                self.cache.copied(lease)
+            sequence.num_computed = chunk.start + chunk.num_tokens
             sequence.num_forwarded += chunk.num_tokens
-            error = chunk_result.error
-            if error is None:
-                error = self._advance(chunk, chunk_result, was_prefilling=was_prefilling)
+            error = chunk_result.error or self._advance(chunk, chunk_result)
             if error is not None:
                 self._end(sequence)
             update = _update(sequence, error)
@@ -348,7 +355,7 @@ class Scheduler:
                 updates.append(update)
         return updates
 
-    def _advance(self, chunk: Chunk, result: ChunkResult, *, was_prefilling: bool) -> GrammarDeadEnd | None:
+    def _advance(self, chunk: Chunk, result: ChunkResult) -> GrammarDeadEnd | None:
         """Take a good chunk in, publish a prompt's pages, finish what is complete; give what ends it badly."""
         sequence = chunk.sequence
         try:
@@ -356,10 +363,10 @@ class Scheduler:
             rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
         except GrammarDeadEnd as error:
             return error
-        is_ahead = result.token_id is not None and sequence in self._in_flight
+        is_ahead = sequence in self._in_flight and result.token_id is not None
         if is_ahead and sequence.token_ids[chunk.stop : chunk.stop + 1].tolist() != [result.token_id]:
             self._in_flight.drop(sequence)  # what is under way goes on from a token that gave way to another
-        if was_prefilling:
+        if chunk.start < sequence.num_prompt_tokens:
             self._publish_prompt(sequence)
         if rewind is not None:
             self._rewind(sequence, rewind)
@@ -385,9 +392,8 @@ class Scheduler:
                 updates.append(SequenceUpdate(chunk.sequence, (), error=error))
         return updates
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from the time that a step took."""
-        num_tokens, num_pairs = load_of(plan.chunks)
+    def observe(self, num_tokens: int, num_pairs: float, seconds: float) -> None:
+        """Learn from the time that a step with such a load took."""
         self.step_times.observe(num_tokens, num_pairs, seconds)
         self.waiting.set_prefill_time(self.step_times.prefill_s_per_token)
 
@@ -435,6 +441,8 @@ class Scheduler:
         """Raise InvariantViolation unless lists, sequences, leases and pages agree."""
         if len(set(self.waiting) | set(self.running)) != len(self.waiting) + len(self.running):
             raise InvariantViolation("a sequence is in two lists")
+        if self.running != sorted(self.running, key=_arrival):
+            raise InvariantViolation("running sequences are not in order of arrival")
         for sequence in self.waiting:
             if sequence.status is not SequenceStatus.WAITING:
                 raise InvariantViolation(f"a {sequence.status} sequence is on the waiting list")
@@ -453,6 +461,10 @@ class Scheduler:
         self.cache.check()
 
 
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival
+
+
 def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
     """Estimate the pages that only this sequence needs: all but those it began with."""
     lease = sequence.lease
@@ -461,12 +473,13 @@ def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
 
 def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason | None:
     """Move a chunk's result into its sequence; give why the sequence ends, or None."""
-    sequence.token_logprobs.update(zip(chunk.scored, result.scored, strict=True))
-    if result.token_id is not None:
+    if chunk.scored or result.scored:
+        sequence.token_logprobs.update(zip(chunk.scored, result.scored, strict=True))
+    token_id = result.token_id
+    if token_id is not None:
         if result.removed_probability is not None:
             sequence.origin.add_removed(sequence.num_output_tokens, result.removed_probability)
-        goes_on = sequence.append_sampled(result.token_id, result.logprob, result.closing_logprob)
-        if not goes_on:
+        if not sequence.append_sampled(token_id, result.logprob, result.closing_logprob):
             return FinishReason.STOP
     if not sequence.is_complete or sequence.num_settled < sequence.num_total:
         return None
@@ -477,12 +490,11 @@ def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason
 def _update(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:
     """Give what the reader has not seen; with logprobs, tokens wait until theirs is known; see also `is_judged`."""
     first = sequence.num_prompt_tokens + sequence.num_delivered
-    is_held = sequence.is_judged and sequence.finish_reason is None
-    stop = first if is_held else max(sequence.num_settled, first)
+    stop, reason = sequence.num_settled, sequence.finish_reason
+    if stop < first or (sequence.constraint is not None and sequence.is_judged and reason is None):
+        stop = first
     sequence.num_delivered += stop - first
     logprobs: tuple[TokenLogprob, ...] = ()
-    if sequence.sampling.logprobs is not None:
+    if sequence.request.sampling.logprobs is not None:
         logprobs = tuple(sequence.token_logprobs[position] for position in range(first, stop))
-    return SequenceUpdate(
-        sequence, tuple(sequence.token_ids[first:stop]), logprobs, sequence.finish_reason, error
-    )
+    return SequenceUpdate(sequence, tuple(sequence.token_ids[first:stop]), logprobs, reason, error)

@@ -43,13 +43,13 @@ class Sequence:
         leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
         eos_ids: ids that end the sequence (empty under ignore_eos).
         num_skips: steps in which a later arrival was admitted while this one waited.
-        submitted_at_s: set by the scheduler, by the clock that plan() is given.
+        num_prompt_tokens: length of the prompt.
+        num_max_total: the longest this sequence can become.
         num_cached: prompt tokens found in pages at the first admission.
         num_forwarded: positions that went through the model, recomputation after preemption included.
         constraint: the grammar's cursor, owned by this sequence; None without a grammar.
         num_delivered: output tokens already handed out.
         origin: how the output tokens came about.
-        token_logprobs: logprobs of known tokens by position, where asked for.
     """
 
     __slots__ = (
@@ -63,6 +63,8 @@ class Sequence:
         "num_computed",
         "num_delivered",
         "num_forwarded",
+        "num_max_total",
+        "num_prompt_tokens",
         "num_skips",
         "origin",
         "request",
@@ -70,9 +72,7 @@ class Sequence:
         "sample_index",
         "seed",
         "status",
-        "submitted_at_s",
         "token_ids",
-        "token_logprobs",
     )
 
     def __init__(
@@ -95,6 +95,8 @@ class Sequence:
         self.constraint = constraint
         self.eos_ids = frozenset() if request.sampling.ignore_eos else eos_ids
         self.token_ids = array("i", request.prompt_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_max_total = self.num_prompt_tokens + request.sampling.max_tokens
         self.status = SequenceStatus.WAITING
         self.lease: PageLease | None = None
         self.finish_reason: FinishReason | None = None
@@ -103,9 +105,7 @@ class Sequence:
         self.num_forwarded = 0
         self.num_delivered = 0
         self.num_skips = 0
-        self.submitted_at_s = 0.0
         self.origin = OriginLog()
-        self.token_logprobs: dict[int, TokenLogprob] = {}
         if constraint is not None:
             self._append_forced(constraint.forced(room=request.sampling.max_tokens))
 
@@ -116,10 +116,6 @@ class Sequence:
     @property
     def namespace(self) -> Namespace:
         return self.request.namespace
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def num_total(self) -> int:
@@ -140,9 +136,9 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def num_max_total(self) -> int:
-        """The longest this sequence can become."""
-        return self.num_prompt_tokens + self.sampling.max_tokens
+    def token_logprobs(self) -> dict[int, TokenLogprob]:
+        """Logprobs of known tokens by position, where asked for."""
+        return self.origin.logprobs
 
     @property
     def is_prefilling(self) -> bool:
@@ -151,7 +147,7 @@ class Sequence:
     @property
     def is_complete(self) -> bool:
         """Tell whether nothing may follow the tokens that are there."""
-        if self.num_output_tokens >= self.sampling.max_tokens:
+        if len(self.token_ids) >= self.num_max_total:
             return True
         return self.constraint is not None and self.constraint.is_complete
 
@@ -177,6 +173,9 @@ class Sequence:
     @property
     def num_settled(self) -> int:
         """Leading tokens that lack nothing: all of them, or up to the first missing logprob."""
+        sampling = self.request.sampling
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
+            return len(self.token_ids)
         wanted = self.wanted_logprobs
         return self.num_total if len(self.token_logprobs) >= len(wanted) else wanted[len(self.token_logprobs)]
 
@@ -193,14 +192,17 @@ class Sequence:
         Under a constraint, what the token forces follows it, and a token that leaves no way to a complete text
         within max_tokens gives way to one that does.
         """
-        if self.constraint is not None:
-            self.constraint.decide(self.num_output_tokens)
-        ends = token_id in self.eos_ids or token_id in self.sampling.stop_token_ids
-        if ends and self.allows_end:
+        constraint = self.constraint
+        if constraint is not None:
+            constraint.decide(self.num_output_tokens)
+        if (token_id in self.eos_ids or token_id in self.request.sampling.stop_token_ids) and self.allows_end:
             return False
-        tokens = [token_id]
-        if self.constraint is not None:
-            tokens = self.constraint.take(token_id, room=self.sampling.max_tokens - self.num_output_tokens)
+        if constraint is None:
+            if logprob is not None:
+                self.token_logprobs[self.num_total] = logprob
+            self.token_ids.append(token_id)
+            return True
+        tokens = constraint.take(token_id, room=self.sampling.max_tokens - self.num_output_tokens)
         is_taken = bool(tokens) and tokens[0] == token_id
         known = logprob if is_taken else closing_logprob  # both from the row that was sampled
         if tokens and known is not None:
@@ -234,7 +236,7 @@ class Sequence:
         del self.token_ids[num_total:]
         self.num_computed = min(self.num_computed, num_total)
         self.origin.cut(rewind.num_kept)
-        self.token_logprobs = {at: known for at, known in self.token_logprobs.items() if at < num_total}
+        self.origin.logprobs = {at: known for at, known in self.token_logprobs.items() if at < num_total}
         self.seed = random.Random(f"{self.seed} again").getrandbits(64)
         self._append_forced(list(rewind.closing))
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from radixrt.sched.latency import load_of
 from radixrt.sched.sequence import SequenceStatus
 from radixrt.types import FinishReason, Namespace
 from tests.support.simulation import Simulation, output_of
@@ -53,7 +54,7 @@ def pass_time(simulation, rng):
     for update in simulation.scheduler.expire(simulation.now_s):
         simulation.errors[update.sequence] = update.error
     if simulation.plans and simulation.plans[-1].chunks:
-        simulation.scheduler.observe(simulation.plans[-1], rng.uniform(0.001, 0.02))
+        simulation.scheduler.observe(*load_of(simulation.plans[-1].chunks), rng.uniform(0.001, 0.02))
 
 
 def walk(seed, page_size, num_operations, *, overlap):

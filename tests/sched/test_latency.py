@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from radixrt.sched.latency import MIN_CHUNK_TOKENS, StepTimeModel
+from radixrt.sched.latency import MIN_CHUNK_TOKENS, StepTimeModel, load_of
 from tests.support.simulation import Simulation
 
 
@@ -62,7 +62,7 @@ def timed(simulation, max_steps=3000):
         plan = simulation.plans[-1]
         pairs = sum(c.num_tokens * (c.start + (c.num_tokens + 1) / 2) for c in plan.chunks)
         seconds.append(truth(plan.num_tokens, pairs))
-        simulation.scheduler.observe(plan, seconds[-1])
+        simulation.scheduler.observe(*load_of(plan.chunks), seconds[-1])
         simulation.now_s += seconds[-1]
     return seconds
 

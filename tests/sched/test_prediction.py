@@ -1,6 +1,6 @@
 import random
 
-from radixrt.sched.prediction import NUM_KEPT_LABELS, Demand, OutputLengths, peak_pages
+from radixrt.sched.prediction import NUM_KEPT_LABELS, Demand, OutputLengths, Peak
 
 
 def test_without_observations_nothing_short_is_promised():
@@ -52,9 +52,19 @@ def simulated_peak(demands, num_held):
     return peak
 
 
-def test_peak_equals_a_simulation_of_growing_and_ending():
+def test_one_more_fits_as_a_simulation_of_growing_and_ending_says():
     rng = random.Random(0)
-    for _ in range(200):
-        demands = [Demand(rng.randrange(9), rng.randrange(9)) for _ in range(rng.randrange(1, 7))]
-        held = sum(demand.num_own_pages for demand in demands) + rng.randrange(4)
-        assert peak_pages(demands, num_held_pages=held) == simulated_peak(demands, held)
+    answers = set()
+    for _ in range(2000):
+        demands = [Demand(rng.randrange(9), rng.randrange(9)) for _ in range(rng.randrange(7))]
+        own = Demand(rng.randrange(9), rng.randrange(9))
+        held = sum(demand.num_own_pages for demand in (*demands, own)) + rng.randrange(4)
+        num_late = rng.randrange(len(demands) + 1)
+        peak = Peak(demands[num_late:])
+        for demand in demands[:num_late]:
+            peak.add(demand)
+        needed = max(simulated_peak([*demands, own], held) - held, own.num_more_pages)
+        for num_free in range(max(needed - 2, 0), needed + 3):
+            answers.add(peak.fits(own, num_free))
+            assert peak.fits(own, num_free) == (num_free >= needed)
+    assert answers == {True, False}

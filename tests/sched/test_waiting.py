@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from radixrt.sched.latency import load_of
 from radixrt.sched.policy import HEAD_START
 from radixrt.sched.sequence import SequenceStatus
 from radixrt.types import FinishReason
@@ -88,7 +89,9 @@ def test_the_cost_of_a_token_is_learned_from_the_steps():
     while not simulation.scheduler.is_idle:
         simulation.step()
         plan = simulation.plans[-1]
-        simulation.scheduler.observe(plan, 0.01 + 0.002 * sum(chunk.num_tokens for chunk in plan.chunks))
+        simulation.scheduler.observe(
+            *load_of(plan.chunks), 0.01 + 0.002 * sum(chunk.num_tokens for chunk in plan.chunks)
+        )
     assert simulation.scheduler.step_times.prefill_s_per_token == pytest.approx(0.002, rel=0.05)
 
 
