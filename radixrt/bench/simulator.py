@@ -11,7 +11,9 @@ sequence that ends and before the next arrival, so first tokens and ends fall on
 
 from __future__ import annotations
 
+import functools
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -21,11 +23,11 @@ from radixrt.bench.workloads import SimRequest
 from radixrt.config import SchedConfig
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
+from radixrt.kv.packed import TOKEN_BYTES
 from radixrt.sched.latency import load_of
 from radixrt.sched.plan import ChunkResult, StepPlan, StepResult
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence as RunningSequence
-from radixrt.sched.sequence import SequenceStatus
 from radixrt.types import GenerateRequest, SamplingParams
 
 EOS = -1  # no workload's token
@@ -100,13 +102,13 @@ class Replay:
 class _Progress:
     """One request on its way through the simulation."""
 
-    __slots__ = ("admitted_s", "arrived_s", "ended_s", "first_token_s", "index", "request", "sequence")
+    __slots__ = ("admitted_s", "arrived_s", "ended_s", "first_token_s", "index", "output_ids", "sequence")
 
     def __init__(
-        self, index: int, request: SimRequest, sequence: RunningSequence, *, arrived_s: float
+        self, index: int, sequence: RunningSequence, *, output_ids: Sequence[int], arrived_s: float
     ) -> None:
         self.index = index
-        self.request = request
+        self.output_ids = output_ids
         self.sequence = sequence
         self.arrived_s = arrived_s
         self.admitted_s: float | None = None
@@ -115,11 +117,12 @@ class _Progress:
 
     @property
     def num_outputs_left(self) -> int:
-        return len(self.request.output_ids) - self.sequence.num_output_tokens
+        return len(self.output_ids) - self.sequence.num_output_tokens
 
     def next_token(self) -> int:
-        place = self.sequence.num_output_tokens
-        return self.request.output_ids[place] if place < len(self.request.output_ids) else EOS
+        sequence, output_ids = self.sequence, self.output_ids
+        place = len(sequence.token_ids) - sequence.num_prompt_tokens
+        return output_ids[place] if place < len(output_ids) else EOS
 
     def record(self) -> RequestRecord:
         if self.admitted_s is None or self.first_token_s is None or self.ended_s is None:
@@ -129,7 +132,7 @@ class _Progress:
             admitted_s=self.admitted_s,
             first_token_s=self.first_token_s,
             ended_s=self.ended_s,
-            num_prompt_tokens=len(self.request.prompt_ids),
+            num_prompt_tokens=self.sequence.num_prompt_tokens,
             num_cached=self.sequence.num_cached,
             num_skips=self.sequence.num_skips,
         )
@@ -204,13 +207,15 @@ class Simulation:
             generate = GenerateRequest(
                 # The scheduler takes its length and copies it: no need for a tuple of Python integers.
                 cast("tuple[int, ...]", request.prompt_ids),
-                SamplingParams(max_tokens=request.max_tokens, temperature=0.0),
+                _sampling(request.max_tokens),
                 namespace=request.namespace,
                 label=request.label,
             )
             sequence = RunningSequence(generate, arrival=self._num_arrived, seed=0, eos_ids=frozenset((EOS,)))
             self._num_arrived += 1
-            self._progress[sequence] = _Progress(index, request, sequence, arrived_s=arrived_s)
+            self._progress[sequence] = _Progress(
+                index, sequence, output_ids=request.output_ids, arrived_s=arrived_s
+            )
             self.scheduler.add(sequence, arrived_s)
 
     def _step(self, plan: StepPlan, num_merged: int) -> None:
@@ -222,25 +227,25 @@ class Simulation:
         self.busy_s += seconds
         self._num_plans += 1
         self._num_steps += num_merged
+        self._num_computed_tokens += num_tokens
         results = []
         for chunk in plan.chunks:
-            self._num_computed_tokens += chunk.num_tokens
             progress = self._progress[chunk.sequence]
-            if progress.admitted_s is None:
+            if chunk.is_first and progress.admitted_s is None:
                 progress.admitted_s = began_s
-            token_id = None
-            if chunk.wants_sample:
-                token_id = progress.next_token()
-                if progress.first_token_s is None:
-                    progress.first_token_s = self.now_s
-            results.append(ChunkResult(token_id))
-        self.scheduler.commit(plan, StepResult(tuple(results)))
+            if not chunk.wants_sample:
+                results.append(ChunkResult())
+                continue
+            results.append(ChunkResult(progress.next_token()))
+            if progress.first_token_s is None:
+                progress.first_token_s = self.now_s
+        updates = self.scheduler.commit(plan, StepResult(tuple(results)))
         self._count_waste(num_merged)
         if num_merged == 1:
-            self.scheduler.observe(plan, seconds)
-        for chunk in plan.chunks:
-            if chunk.sequence.status is SequenceStatus.FINISHED:
-                self._end(self._progress.pop(chunk.sequence))
+            self.scheduler.observe(num_tokens, num_pairs, seconds)
+        for update in updates:
+            if update.finish_reason is not None:
+                self._end(self._progress.pop(update.sequence))
 
     def _end(self, progress: _Progress) -> None:
         progress.ended_s = self.now_s
@@ -250,17 +255,25 @@ class Simulation:
 
     def _merge(self, plan: StepPlan) -> int:
         """Give the running sequences what they will decode in the next steps; give how many steps that is."""
-        running = self.scheduler.running
-        only_decodes = all(chunk.start >= chunk.sequence.num_prompt_tokens for chunk in plan.chunks)
-        is_steady = len(plan.chunks) == len(running) and not plan.preempted and only_decodes
-        if not is_steady or any(sequence.num_pending != 1 for sequence in running):
+        running, machine = self.scheduler.running, self._machine
+        next_s = self._to_come[0][0] - self.now_s if self._to_come else math.inf
+        if plan.preempted or len(plan.chunks) != len(running) or next_s < MIN_MERGED_STEPS * machine.fixed_s:
             return 1
-        ready = [self._progress[sequence] for sequence in running]
-        num_steps = min(
-            1 + min(progress.num_outputs_left for progress in ready),
-            self.scheduler.config.max_step_tokens // len(running),
-            self._num_steps_before_arrival(ready),
-        )
+        ready = []
+        num_left, num_pairs = self.scheduler.config.max_step_tokens, 0
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            progress = self._progress[sequence]
+            if chunk.start < sequence.num_prompt_tokens or sequence.num_pending != 1:
+                return 1
+            num_left = min(num_left, progress.num_outputs_left)
+            if num_left < MIN_MERGED_STEPS - 1:
+                return 1
+            ready.append(progress)
+            num_pairs += sequence.num_total
+        num_steps = min(num_left + 1, self.scheduler.config.max_step_tokens // len(running))
+        if self._to_come:  # rather too few steps before the next arrival than too many
+            num_steps = min(num_steps, int(next_s / machine.seconds(len(ready), num_pairs + 64 * len(ready))))
         cache = self.scheduler.cache
         num_pages = sum(
             cache.num_pages_for(sequence.num_total + num_steps) - cache.num_pages_for(sequence.num_computed)
@@ -270,21 +283,8 @@ class Simulation:
             return 1
         for progress in ready:
             place = progress.sequence.num_output_tokens
-            progress.sequence.token_ids.extend(progress.request.output_ids[place : place + num_steps - 1])
+            progress.sequence.token_ids.extend(progress.output_ids[place : place + num_steps - 1])
         return num_steps
-
-    def _num_steps_before_arrival(self, ready: Sequence[_Progress]) -> int:
-        """Give how many steps begin before the next arrival (too few rather than too many)."""
-        if not self._to_come:
-            return 1 << 30
-        num_pairs = sum(progress.sequence.num_total for progress in ready)
-        machine = self._machine
-        step_s = (
-            machine.fixed_s
-            + len(ready) * machine.per_token_s
-            + (num_pairs + 64 * len(ready)) * machine.per_pair_s
-        )
-        return int((self._to_come[0][0] - self.now_s) / step_s)
 
     def _count_waste(self, num_steps: int) -> None:
         if self._num_plans % STEPS_PER_WASTE_SAMPLE == 0:
@@ -308,6 +308,11 @@ class Simulation:
         )
 
 
+@functools.cache
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0)
+
+
 def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple[int, int]:
     """Give the slots of all pages that are in use, and those of them that hold no computed token. Changes: nothing.
 
@@ -315,20 +320,21 @@ def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple
     Cost: O(nodes + pages of running sequences).
     """
     page_size = cache.page_size
+    page_bytes = page_size * TOKEN_BYTES
     num_pages = cache.pool.capacity - cache.pool.num_free
     unused: dict[int, int] = {}  # page -> slots without a token, only of pages that are not full
     full: set[int] = set()
     for node in cache.tree.nodes():
-        if rest := -node.num_tokens % page_size:
-            unused[node.pages[-1]] = rest
+        if rest := -len(node.tokens) % page_bytes:
+            unused[node.pages[-1]] = rest // TOKEN_BYTES
     for sequence in running:
         if sequence.lease is None:
             continue
-        num_full = sequence.num_computed // page_size
-        for place in range(num_full, len(sequence.lease.pages)):
-            page = sequence.lease.pages[place]
-            rest = min(page_size, (place + 1) * page_size - sequence.num_computed)
-            unused[page] = min(rest, unused.get(page, page_size))
-        full.update(sequence.lease.pages[:num_full])
+        pages, num_computed = sequence.lease.pages, sequence.num_computed
+        num_full = num_computed // page_size
+        for place in range(num_full, len(pages)):
+            rest = min(page_size, (place + 1) * page_size - num_computed)
+            unused[pages[place]] = min(rest, unused.get(pages[place], page_size))
+        full.update(pages[:num_full])
     num_unused = sum(rest for page, rest in unused.items() if page not in full)
     return num_pages * page_size, num_unused
