@@ -19,7 +19,7 @@ inline void pause_briefly() {
 // Invariant: outside `run` all workers sleep; inside, every thread goes through the same phases.
 class Team {
 public:
-    explicit Team(int num_threads) : num_threads_(num_threads), claimed_(num_threads) {
+    explicit Team(int num_threads) : num_threads_(num_threads), claimed_(num_threads), cores_(num_threads) {
         for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
     }
 
@@ -34,6 +34,7 @@ public:
     // Run job(thread index) on every thread, the caller's included, until all have returned.
     void run(const std::function<void(int)>& job) {
         job_ = &job;
+        cores_[0].value.store(sched_getcpu(), std::memory_order_relaxed);
         start();
         job(0);
         barrier();
@@ -90,13 +91,34 @@ private:
             epoch_.wait(seen, std::memory_order_acquire);
             seen = epoch_.load(std::memory_order_acquire);
             if (stops_) return;
+            leave_shared_core(thread);
             (*job_)(thread);
             barrier();
         }
     }
 
+    // Linux likes to wake a worker on the core of the thread that wakes it, and leaves both there: they would take turns
+    // at every barrier, five times as slow, while another core idles.
+    void leave_shared_core(int thread) {
+        int core = sched_getcpu();
+        cpu_set_t allowed, others;
+        bool is_shared = false;
+        for (int i = 0; i < thread; ++i) is_shared |= cores_[i].value.load(std::memory_order_relaxed) == core;
+        if (is_shared && sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+            others = allowed;
+            for (int i = 0; i < num_threads_; ++i)
+                if (i != thread) CPU_CLR(cores_[i].value.load(std::memory_order_relaxed), &others);
+            // Moved now, and free to be moved again: what else runs here is the system's to know.
+            if (CPU_COUNT(&others) && sched_setaffinity(0, sizeof others, &others) == 0)
+                sched_setaffinity(0, sizeof allowed, &allowed);
+            core = sched_getcpu();
+        }
+        cores_[thread].value.store(core, std::memory_order_relaxed);
+    }
+
     const int num_threads_;
     std::vector<Count> claimed_;  // items taken of each thread's range
+    std::vector<Count> cores_;    // where each thread began its last step
     std::vector<std::thread> workers_;
     const std::function<void(int)>* job_ = nullptr;
     bool stops_ = false;
