@@ -2,8 +2,9 @@
 
     the same requests -> [engine in this process] and [server process <- one plain socket per stream] -> differences
 
-The client is a bare socket, so that its own cost stays out of the figures. The CPU is that of the server's event loop
-thread alone: the engine's thread does the same work either way.
+The client is a bare socket, so that its own cost stays out of the figures. A chat is rendered and encoded in this process
+too. The CPU is that of the server's event loop thread alone: the engine's thread does the same work either way. What a
+token takes is the difference of long and short streams: what a request takes besides is told apart.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import psutil
-
+from radixrt.asking import Prompt
 from radixrt.engine import AsyncEngine, Engine
-from radixrt.errors import EngineStopped
+from radixrt.errors import EngineStopped, InvalidRequest
 from radixrt.types import SamplingParams
 
 NUM_BLOCKS, BLOCK_REQUESTS = 10, 20  # blocks of the arms take turns
 NUM_STREAMS = 16
-NUM_STREAM_TOKENS = 64
+SHORT_STREAM, LONG_STREAM = 16, 208  # tokens
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 4
 
 
-async def time_engine(engine: AsyncEngine) -> list[float]:
-    """Time requests of one token in this process, in seconds."""
+async def time_engine(engine: AsyncEngine, prompt: Callable[[], Prompt]) -> list[float]:
+    """Time requests of one token in this process, in seconds; making the prompt counts."""
     sampling = SamplingParams(max_tokens=1, temperature=0)
     seconds: list[float] = []
     for _ in range(BLOCK_REQUESTS):
         started = time.perf_counter()
-        await engine.generate(PROMPT, sampling)
+        await engine.generate(prompt(), sampling)
         seconds.append(time.perf_counter() - started)
     return seconds
 
 
 @contextmanager
-def server(options: Mapping[str, Any]) -> Iterator[tuple[str, int, psutil.Process]]:
-    """Run a server on a free port; give its host, port and process.
+def server(options: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """Run a server on a free port; give its host, port and process id.
 
     Raises:
         EngineStopped: it does not start (its words are on stderr).
@@ -71,7 +72,7 @@ def server(options: Mapping[str, Any]) -> Iterator[tuple[str, int, psutil.Proces
             raise EngineStopped("the server did not start")
         log = process.stderr  # read on: nobody wants a full pipe
         threading.Thread(target=lambda: deque(log, maxlen=0), daemon=True).start()
-        yield found[1], int(found[2]), psutil.Process(process.pid)
+        yield found[1], int(found[2]), process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -122,54 +123,53 @@ async def time_requests(host: str, port: int, path: str, body: Mapping[str, Any]
     return seconds
 
 
-async def stream_cpu_s(
-    host: str, port: int, process: psutil.Process, body: Mapping[str, Any]
-) -> tuple[float, int]:
+async def stream_cpu_s(host: str, port: int, process_id: int, body: Mapping[str, Any]) -> tuple[float, int]:
     """Run streams side by side; give the CPU seconds of the server's event loop and the number of events."""
     connections = [await asyncio.open_connection(host, port) for _ in range(NUM_STREAMS)]
-    before = _loop_cpu_s(process)
+    before = _loop_cpu_s(process_id)
     for index, (_, writer) in enumerate(connections):
         writer.write(request_bytes("/v1/chat/completions", {**body, "user": str(index)}))
     counts = await asyncio.gather(*(read_answer(reader) for reader, _ in connections))
-    used = _loop_cpu_s(process) - before
+    used = _loop_cpu_s(process_id) - before
     for _, writer in connections:
         writer.close()
     return used, sum(counts)
 
 
-def _loop_cpu_s(process: psutil.Process) -> float:
-    """Give the CPU time of the process's first thread, which runs the event loop."""
-    [first] = [item for item in process.threads() if item.id == process.pid]
-    return float(first.user_time + first.system_time)
+def _loop_cpu_s(process_id: int) -> float:
+    """Give the CPU time of the process's first thread, which runs the event loop. Counted in ns, not in ticks."""
+    return int(Path(f"/proc/{process_id}/task/{process_id}/schedstat").read_text().split()[0]) / 1e9
 
 
-async def _measure(engine: AsyncEngine, host: str, port: int, process: psutil.Process) -> dict[str, Any]:
+async def _measure(engine: AsyncEngine, host: str, port: int, process_id: int) -> dict[str, Any]:
     chat = [{"role": "user", "content": PROMPT}]
+    tokenizer = engine.engine.tokenizer
+    template = tokenizer.chat
+    if template is None:
+        raise InvalidRequest("bench serve needs a model with a chat template", parameter="model")
     one = {"max_tokens": 1, "temperature": 0}
-    seconds: dict[str, list[float]] = {"engine": [], "completion": [], "chat": []}
+    seconds: dict[str, list[float]] = {"engine": [], "engine_chat": [], "completion": [], "chat": []}
     cpu_s = 0.0
     for _ in range(NUM_BLOCKS):
-        seconds["engine"] += await time_engine(engine)
+        seconds["engine"] += await time_engine(engine, lambda: PROMPT)
+        seconds["engine_chat"] += await time_engine(
+            engine, lambda: tokenizer.encode_pieces(template.render(chat, add_generation_prompt=True))
+        )
         seconds["completion"] += await time_requests(host, port, "/v1/completions", {"prompt": PROMPT, **one})
-        before_s = _loop_cpu_s(process)
+        before_s = _loop_cpu_s(process_id)
         seconds["chat"] += await time_requests(host, port, "/v1/chat/completions", {"messages": chat, **one})
-        cpu_s += _loop_cpu_s(process) - before_s
-    streamed = {
-        "messages": chat,
-        "max_tokens": NUM_STREAM_TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-        "seed": 1,
-    }
-    used_s, num_events = await stream_cpu_s(host, port, process, streamed)
+        cpu_s += _loop_cpu_s(process_id) - before_s
+    streamed = {"messages": chat, "ignore_eos": True, "stream": True, "seed": 1}
+    short_s, _ = await stream_cpu_s(host, port, process_id, {**streamed, "max_tokens": SHORT_STREAM})
+    long_s, num_events = await stream_cpu_s(host, port, process_id, {**streamed, "max_tokens": LONG_STREAM})
     medians = {f"{name}_p50_ms": 1e3 * statistics.median(found) for name, found in seconds.items()}
     return {
         **medians,
         "completion_overhead_ms": medians["completion_p50_ms"] - medians["engine_p50_ms"],
-        "chat_overhead_ms": medians["chat_p50_ms"] - medians["engine_p50_ms"],
+        "chat_overhead_ms": medians["chat_p50_ms"] - medians["engine_chat_p50_ms"],
         "chat_cpu_ms": 1e3 * cpu_s / (NUM_BLOCKS * BLOCK_REQUESTS),
         "num_events": num_events,
-        "cpu_ms_per_token": 1e3 * used_s / (NUM_STREAMS * NUM_STREAM_TOKENS),
+        "cpu_ms_per_token": 1e3 * (long_s - short_s) / (NUM_STREAMS * (LONG_STREAM - SHORT_STREAM)),
     }
 
 
@@ -183,11 +183,12 @@ def report(measured: Mapping[str, Any]) -> str:
     """Put the figures into words."""
     return "\n".join(
         [
-            f"one token, cached prompt: engine {measured['engine_p50_ms']:.2f} ms, "
-            f"completions {measured['completion_p50_ms']:.2f} ms (+{measured['completion_overhead_ms']:.2f}), "
-            f"chat {measured['chat_p50_ms']:.2f} ms (+{measured['chat_overhead_ms']:.2f}); medians of {NUM_BLOCKS * BLOCK_REQUESTS}",
+            f"one token, cached prompt: completions {measured['completion_p50_ms']:.2f} ms, engine "
+            f"{measured['engine_p50_ms']:.2f} (+{measured['completion_overhead_ms']:.2f}); chat "
+            f"{measured['chat_p50_ms']:.2f}, engine {measured['engine_chat_p50_ms']:.2f} "
+            f"(+{measured['chat_overhead_ms']:.2f}); medians of {NUM_BLOCKS * BLOCK_REQUESTS}",
             f"a chat request takes {measured['chat_cpu_ms']:.2f} ms of the event loop's CPU",
-            f"{NUM_STREAMS} chat streams of {NUM_STREAM_TOKENS} tokens: {measured['cpu_ms_per_token']:.3f} ms of the "
-            f"event loop's CPU per token ({measured['num_events']} events)",
+            f"{NUM_STREAMS} chat streams: {measured['cpu_ms_per_token']:.3f} ms of the event loop's CPU per token (streams of "
+            f"{LONG_STREAM} tokens less those of {SHORT_STREAM}; {measured['num_events']} events)",
         ]
     )
