@@ -22,7 +22,7 @@ def solve(s: State, question: str) -> Vote:
     s += f"{WORKED}Question: {question}\nAnswer:"
     branches = s.fork(NUM_SAMPLES)  # the prompt is computed once for all
     for index, branch in enumerate(branches):
-        branch += gen("steps", max_tokens=32, temperature=0.7, seed=index, stop=["The answer", "\n"])
+        branch += gen("steps", max_tokens=32, temperature=0.5, seed=index, stop=["The answer", "\n"])
         branch += " The answer is " + gen("number", type=int, max_tokens=6, temperature=0)
     return vote(branches, "number")
 
