@@ -153,6 +153,9 @@ class _ChunkWriter:
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None
     ) -> bytes:
+        if logprobs is None and reason is None and len(delta) == 1 and "content" in delta:  # nearly every one
+            plain = f'{{"content":{dump(delta["content"])}}},"logprobs":null,"finish_reason":null'
+            return event(f'{self._head},"choices":[{{"index":{index},"delta":{plain}}}]{self._tail}')
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return event(f'{self._head},"choices":[{dump(choice)}]{self._tail}')
 
