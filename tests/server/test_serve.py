@@ -179,18 +179,24 @@ def test_log_lines_are_json_without_prompts(engine, caplog):
     assert "private" not in json.dumps(line)
 
 
+class _Stuck:
+    """A stream that takes nothing until its gate is set."""
+
+    def __init__(self):
+        self.gate, self.written = threading.Event(), []
+
+    def write(self, text):
+        self.gate.wait(30)
+        self.written.append(text)
+
+    def flush(self):
+        pass
+
+
 def test_a_log_that_nobody_reads_holds_up_nothing():
-    gate, written = threading.Event(), []
-
-    class Stuck:
-        def write(self, text):
-            gate.wait(30)
-            written.append(text)
-
-        def flush(self):
-            pass
-
-    writer = LogWriter(Stuck())
+    stream = _Stuck()
+    gate, written = stream.gate, stream.written
+    writer = LogWriter(stream)
     started = time.monotonic()
     for number in range(MAX_WAITING_LINES + 500):
         writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, f"line {number}", None, None))
@@ -250,15 +256,8 @@ def test_a_stream_that_fails_for_a_while_gets_the_lines_that_follow(capsys):
 
 
 def test_a_line_says_what_was_so_when_it_was_said_and_keeps_no_frame():
-    gate, written = threading.Event(), []
-
-    class Stuck:
-        def write(self, text):
-            gate.wait(30)
-            written.append(text)
-
-        def flush(self):
-            pass
+    stream = _Stuck()
+    gate, written = stream.gate, stream.written
 
     class Large:
         pass
@@ -271,7 +270,7 @@ def test_a_line_says_what_was_so_when_it_was_said_and_keeps_no_frame():
     def emit(*args, exc_info=None):
         writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, "state %s", args, exc_info))
 
-    writer, state, frames = LogWriter(Stuck()), ["before"], []
+    writer, state, frames = LogWriter(stream), ["before"], []
     emit("first")
     emit(state)
     state[0] = "after"
