@@ -14,11 +14,12 @@ void multiply_rows(const uint32_t* rows, int64_t row_stride, int64_t num_rows, c
                    int64_t num_panels, int64_t num_steps, int32_t num_threads, int64_t num_before, float* sums) {
     Team team(num_threads);
     Weight weight{panels, num_panels, num_steps};
+    Target target{sums, 4 * num_panels * kPanel, 4 * kPanel};
     team.run([&](int thread) {
         TileUnit unit;
-        multiply_all<BFloat16>(team, thread, unit, rows, row_stride, num_before, weight,
+        multiply_all<BFloat16>(team, thread, unit, rows, row_stride, num_before, weight, target,
                                [](int64_t, int64_t, const Floats*) {});
-        multiply_all<BFloat16>(team, thread, unit, rows, row_stride, num_rows, weight,
+        multiply_all<BFloat16>(team, thread, unit, rows, row_stride, num_rows, weight, target,
                                [&](int64_t row, int64_t panel, const Floats* found) {
                                    float* target = sums + (row * num_panels + panel) * kPanel;
                                    for (int v = 0; v < kPanelVectors; ++v, target += kLanes)

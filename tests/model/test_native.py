@@ -234,6 +234,45 @@ def test_chunks_change_no_bit(folder, dtype, variant):
     assert torch.equal(torch.cat(parts), whole)
 
 
+def run_wanting(decoder, choose, *, page_size=4):
+    """Run STEPS; give each step's logits of the rows choose(new tokens of each chunk), those rows, and the store."""
+    pages, found = Pages(decoder, page_size=page_size), []
+    for index, chunks in enumerate(STEPS):
+        for name in chunks:
+            if index == 1 and name.startswith("branch"):
+                pages.share("shared", name, 144)
+        rows = choose([len(ids) - pages.computed.get(name, 0) for name, ids in chunks.items()])
+        found.append((pages.forward(chunks, sample_rows=rows), rows))
+    return found, pages.store.data
+
+
+def some_rows(new):
+    """Any rows in any order, some twice."""
+    return torch.randint(0, sum(new), (2 * sum(new) // 3,), generator=torch.Generator().manual_seed(sum(new)))
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        some_rows,
+        lambda new: some_rows(new).unique(),
+        lambda new: torch.tensor(new).cumsum(0) - 1,
+        lambda new: torch.empty(0, dtype=torch.int64),
+    ],
+    ids=["some", "some in order", "the last ones", "none"],
+)
+@pytest.mark.parametrize(
+    ("dtype", "variant"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, EMULATED)]
+)
+def test_rows_that_are_not_wanted_change_no_bit(folder, dtype, variant, choose):
+    decoder = build(folder, dtype=dtype, variant=variant, num_threads=2)
+    everything, full_store = run_wanting(decoder, lambda new: torch.arange(sum(new)))
+    wanted, store = run_wanting(decoder, choose)
+    for (logits, rows), (all_logits, _) in zip(wanted, everything, strict=True):
+        assert torch.equal(logits, all_logits[rows])
+    torch.testing.assert_close(store, full_store, atol=0, rtol=0, equal_nan=True)
+
+
 def test_only_wanted_rows_are_given(folder):
     decoder, ids = build(folder), prompt(12)
     (everything,) = Pages(decoder, page_size=4).step({"a": ids})

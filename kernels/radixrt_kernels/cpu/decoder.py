@@ -97,6 +97,8 @@ class CpuDecoder:
         self.num_layers = len(layers)
         self.dtype = embedding.dtype
         self._is_bfloat16 = is_bfloat16(embedding)
+        if not layers:
+            raise ValueError("layers must not be empty")
         if shape.head_dim % 2 or shape.hidden_size % 2 or shape.intermediate_size % 2:
             raise ValueError(f"head_dim, hidden_size and intermediate_size must be even, got {shape}")
         self._kept: list[torch.Tensor] = []

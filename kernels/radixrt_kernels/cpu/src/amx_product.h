@@ -149,15 +149,18 @@ private:
 };
 
 // Multiply the tiles [first_tile, stop_tile) of rows with a panel; store(row, sums) gets all rows that are theirs.
+//   begin(first row, number of rows): called before a pass.
 //   each_run(pass): called before every run of steps; a pass is two tiles of rows, or a last one.
-template <class Each, class Store>
+template <class Begin, class Each, class Store>
 inline void multiply_panel(const Word* rows, int64_t row_stride, const TileCut& cut, int64_t first_tile,
-                           int64_t stop_tile, const Word* panel, int64_t num_steps, Each&& each_run, Store&& store) {
+                           int64_t stop_tile, const Word* panel, int64_t num_steps, Begin&& begin, Each&& each_run,
+                           Store&& store) {
     TileRest rest(panel, num_steps);
     alignas(64) float sums[2 * amx::kTileRows][kPanel];
     int64_t num_runs = num_steps / kTileSteps, pass = 0;
     for (int64_t tile = first_tile; tile < stop_tile; tile += 2, ++pass) {
         bool is_two = tile + 1 < stop_tile;
+        begin(cut.first_own(tile), cut.stop(tile + is_two) - cut.first_own(tile));
         TileInputs inputs{rows + cut.start(tile) * row_stride,
                           is_two ? rows + cut.start(tile + 1) * row_stride : nullptr,
                           row_stride * (int64_t)sizeof(Word), panel};

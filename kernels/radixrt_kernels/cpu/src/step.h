@@ -3,7 +3,8 @@
 //     hidden [T, E] float32 -norm-> normed -qkv-> [T, (H + 2 G) D] float32 -rotate-> q, and k, v into their slots
 //            -attend-> [T, H D] -output-> hidden += -norm-> normed -gate_up, silu-> [T, I] -down-> hidden +=
 //
-// Inputs of products have the weights' type, sums are float32. Threads meet after every arrow.
+// Inputs of products have the weights' type, sums are float32. Threads meet after every arrow. In the last layer only
+// the rows whose logits are wanted go on once keys and values are in their slots.
 #pragma once
 
 #include <memory>
@@ -13,6 +14,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "rows.h"
+#include "select.h"
 
 namespace radixrt {
 
@@ -84,21 +86,36 @@ public:
         std::lock_guard<std::mutex> guard(mutex_);
         inputs_ = inputs;
         store_ = store;
-        reserve(std::max(inputs.batch.num_tokens, inputs.num_sampled));
+        reserve(inputs.batch.num_tokens, inputs.num_sampled);
         int64_t rows_per_token = shape_.num_heads / shape_.num_kv_heads;
         full_plan_.build(inputs.batch, store.page_size, rows_per_token, true);
         windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false);
+        sampled_.choose(inputs.batch, inputs.sample_rows, inputs.num_sampled);
+        last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window);
         team_.run([&](int thread) { run(thread, logits); });
     }
 
 private:
+    // What goes on from phase to phase.
+    struct Rows {
+        float* hidden;  // [count, E], padded
+        const T* q;     // [count, H D], from where attention has begun
+        int64_t count;
+    };
+
     int64_t steps(int64_t num_inputs) const { return num_inputs / kWordElements<T>; }
     int64_t num_qkv() const { return (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim; }
     int64_t num_attended() const { return shape_.num_heads * shape_.head_dim; }
     static const Word* words(const Aligned<T>& rows) { return reinterpret_cast<const Word*>(rows.data()); }
     static int64_t panels(int64_t num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
 
-    void reserve(int64_t num_rows) {
+    void reserve(int64_t num_tokens, int64_t num_sampled) {
+        if (num_sampled > num_sampled_reserved_) {
+            num_sampled_reserved_ = num_sampled;
+            sampled_hidden_.resize(num_sampled * round_up(shape_.hidden_size, kPanel));
+            sampled_q_.resize(num_sampled * num_attended());
+        }
+        int64_t num_rows = std::max(num_tokens, num_sampled);
         if (num_rows <= num_reserved_) return;
         num_reserved_ = num_rows;
         hidden_.resize(num_rows * round_up(shape_.hidden_size, kPanel));
@@ -113,23 +130,37 @@ private:
 
     void run(int thread, float* logits) {
         embed(thread);
+        Rows rows{hidden_.data(), q_.data(), inputs_.batch.num_tokens};
         for (int64_t i = 0; i < shape_.num_layers; ++i) {
             const Layer& layer = layers_[i];
+            const bool is_last = i + 1 == shape_.num_layers;
             KVLayer<T> kv = kv_layer(i);
-            norm(thread, layer.attention_norm, nullptr, inputs_.batch.num_tokens);
+            norm(thread, layer.attention_norm, rows);
             project_qkv(thread, layer);
             rotate_and_write(thread, layer, kv);
+            if (is_last) rows = take_sampled(thread);
+            const AttentionPlan& plan = is_last ? last_plan_ : layer.window ? windowed_plan_ : full_plan_;
             float scale = 1.0f / std::sqrt((float)shape_.head_dim);
-            AttentionLayer<T> attention{q_.data(), attended_.data(), kv, shape_.num_heads, layer.window, scale};
-            attend_all(team_, thread, attention, layer.window ? windowed_plan_ : full_plan_, scratch_[thread]);
-            add_product(thread, words(attended_), num_attended(), layer.output, layer.output_bias);
-            norm(thread, layer.mlp_norm, nullptr, inputs_.batch.num_tokens);
-            activate(thread, layer);
-            add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias);
+            AttentionLayer<T> attention{rows.q, attended_.data(), kv, shape_.num_heads, layer.window, scale};
+            attend_all(team_, thread, attention, plan, scratch_[thread]);
+            add_product(thread, words(attended_), num_attended(), layer.output, layer.output_bias, rows);
+            norm(thread, layer.mlp_norm, rows);
+            activate(thread, layer, rows.count);
+            add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias, rows);
         }
-        norm(thread, weights_.final_norm, inputs_.sample_rows, inputs_.num_sampled);
+        norm(thread, weights_.final_norm, rows);
         project_head(thread, logits);
         units_[thread].release();
+    }
+
+    Rows take_sampled(int thread) {
+        int64_t width = round_up(shape_.hidden_size, kPanel);
+        team_.for_each(thread, inputs_.num_sampled, [&](int64_t row) {
+            int64_t source = inputs_.sample_rows[row];
+            std::copy_n(&hidden_[source * width], width, &sampled_hidden_[row * width]);
+            std::copy_n(&q_[source * num_attended()], num_attended(), &sampled_q_[row * num_attended()]);
+        });
+        return {sampled_hidden_.data(), sampled_q_.data(), inputs_.num_sampled};
     }
 
     KVLayer<T> kv_layer(int64_t index) const {
@@ -153,20 +184,22 @@ private:
         });
     }
 
-    // hidden -> normed. Args: sources: rows of hidden to take; null = all in order.
-    void norm(int thread, const float* weight, const int64_t* sources, int64_t num_rows) {
+    // hidden -> normed
+    void norm(int thread, const float* weight, const Rows& rows) {
         int64_t width = round_up(shape_.hidden_size, kPanel);
-        team_.for_each(thread, num_rows, [&](int64_t row) {
-            const float* source = &hidden_[(sources ? sources[row] : row) * width];
-            normalize(source, weight, shape_.hidden_size, shape_.norm_epsilon, &normed_[row * shape_.hidden_size]);
+        team_.for_each(thread, rows.count, [&](int64_t row) {
+            normalize(rows.hidden + row * width, weight, shape_.hidden_size, shape_.norm_epsilon,
+                      &normed_[row * shape_.hidden_size]);
         });
     }
 
     void project_qkv(int thread, const Layer& layer) {
         int64_t num_steps = steps(shape_.hidden_size), width = round_up(num_qkv(), kPanel);
         Weight weight{layer.qkv, panels(num_qkv()), num_steps};
+        Target target{qkv_.data(), 4 * width, 4 * kPanel};
         const float* bias = layer.qkv_bias;
         multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+                        target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -197,28 +230,31 @@ private:
         });
     }
 
-    // hidden += rows times weight, and bias
-    void add_product(int thread, const Word* rows, int64_t num_inputs, const Word* panel_words, const float* bias) {
+    // hidden += inputs times weight, and bias
+    void add_product(int thread, const Word* inputs, int64_t num_inputs, const Word* panel_words, const float* bias,
+                     const Rows& rows) {
         int64_t num_steps = steps(num_inputs), width = round_up(shape_.hidden_size, kPanel);
         Weight weight{panel_words, panels(shape_.hidden_size), num_steps};
-        multiply_all<T>(team_, thread, units_[thread], rows, num_steps, inputs_.batch.num_tokens, weight,
+        Target target{rows.hidden, 4 * width, 4 * kPanel};
+        multiply_all<T>(team_, thread, units_[thread], inputs, num_steps, rows.count, weight, target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
                                 Floats sum = bias ? sums[v] + load<Floats>(bias + at) : sums[v];
-                                float* target = &hidden_[row * width + at];
+                                float* target = rows.hidden + row * width + at;
                                 radixrt::store(target, load<Floats>(target) + sum);
                             }
                         });
     }
 
     // normed -> activated: silu(gate) * up. A panel has 16 gates, then their 16 ups.
-    void activate(int thread, const Layer& layer) {
+    void activate(int thread, const Layer& layer, int64_t num_rows) {
         constexpr int kHalf = kPanel / 2, kHalfVectors = kPanelVectors / 2;
         int64_t num_steps = steps(shape_.hidden_size), size = shape_.intermediate_size;
         Weight weight{layer.gate_up, (size + kHalf - 1) / kHalf, num_steps};
+        Target target{activated_.data(), size * (int64_t)sizeof(T), kHalf * (int64_t)sizeof(T)};
         const float* bias = layer.gate_up_bias;
-        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, num_rows, weight, target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kHalfVectors; ++v) {
                                 Floats gate = sums[v], up = sums[kHalfVectors + v];
@@ -235,7 +271,8 @@ private:
     void project_head(int thread, float* logits) {
         int64_t num_steps = steps(shape_.hidden_size), size = shape_.vocab_size;
         Weight weight{weights_.head, panels(size), num_steps};
-        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.num_sampled, weight,
+        Target target{logits, 4 * size, 4 * kPanel};
+        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.num_sampled, weight, target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -261,10 +298,11 @@ private:
     std::mutex mutex_;
     Inputs inputs_{};
     Store store_{};
-    AttentionPlan full_plan_, windowed_plan_;
-    int64_t num_reserved_ = 0;
-    std::vector<float> hidden_, qkv_, cosine_, sine_;
-    Aligned<T> normed_, q_, attended_, activated_;
+    AttentionPlan full_plan_, windowed_plan_, last_plan_;
+    Selection sampled_;
+    int64_t num_reserved_ = 0, num_sampled_reserved_ = 0;
+    std::vector<float> hidden_, sampled_hidden_, qkv_, cosine_, sine_;
+    Aligned<T> normed_, q_, sampled_q_, attended_, activated_;
 };
 
 }  // namespace radixrt

@@ -45,7 +45,14 @@ inline Words splat_word(Word value) { return value | Words{}; }
 inline Floats as_floats(Words words) { return (Floats)words; }
 inline Words as_words(Floats floats) { return (Words)floats; }
 
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+// Of a and b, where one is no number, b.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
 inline float sum_lanes(Floats x) {
 #if defined(__AVX512F__)
