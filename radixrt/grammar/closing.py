@@ -156,11 +156,16 @@ def _take(cursor: llguidance.LLMatcher, run: Sequence[int]) -> list[int]:
     return taken
 
 
-def _completes(cursor: llguidance.LLMatcher, run: tuple[int, ...]) -> bool:
+def _completes(cursor: llguidance.LLMatcher, run: Sequence[int]) -> bool:
     num_taken = cursor.try_consume_tokens(list(run))
     is_complete = num_taken == len(run) and cursor.is_accepting()
     cursor.rollback(num_taken)
     return bool(is_complete)
+
+
+def _rest_after(run: Sequence[int], token_id: int) -> Sequence[int]:
+    """Give what follows a token in a run, where it stands first; () if it does not. Pure."""
+    return run[run.index(token_id) + 1 :] if token_id in run else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,12 @@ class Closer:
     shortcuts: Shortcuts = Shortcuts()
 
     def run(
-        self, cursor: llguidance.LLMatcher, max_tokens: int, *, is_quick: bool = False
+        self,
+        cursor: llguidance.LLMatcher,
+        max_tokens: int,
+        *,
+        is_quick: bool = False,
+        known: Sequence[int] = (),
     ) -> list[int] | None:
         """Search greedily for a run of at most `max_tokens` tokens to an accepting state.
 
@@ -189,6 +199,10 @@ class Closer:
         fixed seeds).
         Cost: a mask for each token that is not forced, no more than _MAX_CHOICES of them (quick:
         _MAX_QUICK_CHOICES); the hints once per string.
+
+        Args:
+            known: a run that would have ended the text some tokens earlier. After each step it is tried from behind
+                the token that the step ended with: mostly one value is another now, and the rest is as it was.
         """
         num_left = _MAX_QUICK_CHOICES if is_quick else _MAX_CHOICES
         for attempt in range(_NUM_TRIES):
@@ -199,6 +213,7 @@ class Closer:
                 generator,
                 max_choices=num_left // 2,  # the later tries must have something left
                 is_varied=attempt in _VARIED_TRIES,
+                known=known,
             )
             if found is not None:
                 return found
@@ -213,6 +228,7 @@ class Closer:
         *,
         max_choices: int,
         is_varied: bool,
+        known: Sequence[int],
     ) -> tuple[list[int] | None, int]:
         """Give at most `limit` tokens that end the text, None if it did not end; and how many were chosen."""
         run: list[int] = []
@@ -248,6 +264,9 @@ class Closer:
             if not taken or len(run) + len(taken) > limit:
                 return None, num_choices
             run += taken
+            rest = _rest_after(known, taken[-1])
+            if rest and len(run) + len(rest) <= limit and _completes(cursor, rest):
+                return run + list(rest), num_choices
         return run, num_choices
 
     def _allowed(self, cursor: llguidance.LLMatcher) -> NDArray[np.int64]:

@@ -97,6 +97,13 @@ class GrammarMatcher(Protocol):
         """Take a token; False and unchanged if it is not allowed."""
         ...
 
+    def accept_run(self, token_ids: Sequence[int]) -> int:
+        """Take tokens in order, up to the first that the constraint refuses; give how many were taken.
+
+        Where a run is forced, masks and `accept` hold its canonical tokens only; here any spelling of it will do.
+        """
+        ...
+
     def validate(self, token_ids: Sequence[int]) -> int:
         """Count how many of the tokens would be accepted, in order. The matcher is unchanged afterwards."""
         ...
@@ -124,12 +131,15 @@ class GrammarMatcher(Protocol):
         """Tell why the next token may or may not be this one. The matcher does not advance."""
         ...
 
-    def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
+    def closing_run(
+        self, max_tokens: int, *, is_quick: bool = False, known: Sequence[int] = ()
+    ) -> list[int] | None:
         """Give at most `max_tokens` tokens after which the text satisfies the constraint.
 
         [] if it does already; None if no such run was found. The matcher does not advance. With an automaton the
         run is a shortest one; with llguidance it is found greedily, so that a longer budget may find one.
-        A quick search gives up after a tenth of the work, some 50 ms: while others wait.
+        A quick search gives up after a tenth of the work, some 50 ms: while others wait. `known` would have ended
+        the text some tokens earlier: its rest may end it now, which shortens a greedy search.
         To end every answer within its budget: while r tokens are left, keep the invariant that a run of at most
         r tokens is known; a sampled token after which there is none of r - 1 gives way to that run.
         """

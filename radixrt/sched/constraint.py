@@ -197,14 +197,10 @@ class Constraint:
         for run in chain(self.matcher.rests_of(known, token_id), (known, known[1:])):
             if len(run) <= room and self._closes(run):
                 return run
-        return self.matcher.closing_run(room, is_quick=True)
+        return self.matcher.closing_run(room, is_quick=True, known=known)
 
     def _closes(self, run: list[int]) -> bool:
-        num_taken = 0
-        for token_id in run:
-            if not self.matcher.accept(token_id):
-                break
-            num_taken += 1
+        num_taken = self.matcher.accept_run(run)
         closes = num_taken == len(run) and self.matcher.is_accepting
         self.matcher.rollback(num_taken)
         return closes
@@ -212,9 +208,8 @@ class Constraint:
     def _close(self) -> list[int]:
         """Take the closing run."""
         run = self.closing or []
-        for token_id in run:
-            if not self.matcher.accept(token_id):
-                raise GrammarDeadEnd(f"the closing run's token {token_id} was refused")
+        if (num_taken := self.matcher.accept_run(run)) < len(run):
+            raise GrammarDeadEnd(f"the closing run's token {run[num_taken]} was refused")
         self.closing, self.is_closed = [], True
         return run
 

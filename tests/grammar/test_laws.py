@@ -197,6 +197,47 @@ def test_validate_counts_and_changes_nothing(case: Case) -> None:
     assert case.is_same(matcher, case.grammar.start())
 
 
+def test_a_run_is_taken_as_its_tokens_are_one_by_one(case: Case) -> None:
+    for seed in range(4):
+        generator, matcher = random.Random(seed), case.grammar.start()
+        for token_id in [*walk(case, seed, 15), None]:
+            runs = [matcher.forced_tokens(), matcher.closing_run(60) or [], walk(case, seed + 9, 9)]
+            for run in list(runs):
+                changed = list(run)
+                if changed:  # one token is another, somewhere
+                    changed[generator.randrange(len(run))] = generator.randrange(case.tokenizer.vocab_size)
+                runs += [changed, run + run[:2]]
+            for run in runs:
+                together, alone = matcher.fork(), matcher.fork()
+                num_taken, num_valid = together.accept_run(run), matcher.validate(run)
+                assert num_valid <= num_taken <= len(run)
+                if num_valid < num_taken:  # another spelling of what is forced
+                    alone.accept_run(run[:num_valid])
+                    assert alone.forced_tokens()[:1] != [run[num_valid]]
+                else:
+                    assert all(alone.accept(item) for item in run[:num_taken])
+                    assert case.is_same(together, alone)
+                if num_taken < len(run):
+                    assert not together.accept(run[num_taken])
+                together.rollback(num_taken)
+                assert case.is_same(together, matcher)
+            if token_id is not None:
+                assert matcher.accept(token_id)
+
+
+def test_the_first_way_to_the_end_is_the_same_whatever_was_asked_before(case: Case) -> None:
+    limits = [3, 60, 5, 200, 1, 60, 3]
+    fresh = compile(case.grammar.spec, case.tokenizer)
+    ways = [fresh.start().closing_run(limit) for limit in limits]
+    assert ways == [
+        compile(case.grammar.spec, case.tokenizer).start().closing_run(limit) for limit in limits[:4]
+    ] + [ways[4], ways[1], ways[0]]
+    for way in ways:
+        if way:
+            way.clear()  # it is the caller's own
+    assert fresh.start().closing_run(60) == case.grammar.start().closing_run(60)
+
+
 def test_forced_tokens_are_the_only_way(case: Case) -> None:
     """Every continuation that the masks allow spells the forced text first."""
     for seed in range(4):
@@ -262,6 +303,24 @@ def test_a_closing_run_is_allowed_and_ends_the_text(case: Case) -> None:
                 assert case.grammar.spec == SPECS["ambiguous lark"]
             if token_id is not None:
                 assert matcher.accept(token_id)
+
+
+def test_a_way_that_begins_with_another_and_goes_on_as_a_known_one_ends_the_text(case: Case) -> None:
+    for seed in range(6):
+        matcher = case.grammar.start()
+        known = matcher.closing_run(60) or []
+        for token_id in walk(case, seed, 25):
+            assert matcher.accept(token_id)
+            for limit in (60, len(known), len(known) // 2):
+                run = matcher.closing_run(limit, known=known)
+                if run is not None:
+                    fork = matcher.fork()
+                    assert len(run) <= limit
+                    assert fork.accept_run(run) == len(run), (seed, run)
+                    assert fork.is_accepting
+                elif limit == 60:
+                    assert case.grammar.spec == SPECS["ambiguous lark"]
+            known = matcher.closing_run(60, known=known) or []
 
 
 def test_a_closing_run_of_an_automaton_is_a_shortest_one() -> None:

@@ -256,12 +256,14 @@ class DFAMatcher:
         self._position = _Position(state, self._position, self._position.num_accepted + 1)
         return True
 
-    def validate(self, token_ids: Sequence[int]) -> int:
-        cursor = self.fork()
-        for num_valid, token_id in enumerate(token_ids):
-            if not cursor.accept(token_id):
-                return num_valid
+    def accept_run(self, token_ids: Sequence[int]) -> int:
+        for num_taken, token_id in enumerate(token_ids):
+            if not self.accept(token_id):
+                return num_taken
         return len(token_ids)
+
+    def validate(self, token_ids: Sequence[int]) -> int:
+        return self.fork().accept_run(token_ids)
 
     def rollback(self, num_tokens: int) -> None:
         if not 0 <= num_tokens <= self._position.num_accepted:
@@ -280,7 +282,9 @@ class DFAMatcher:
     def explain_mask(self, token_id: int) -> MaskExplanation:
         return explain(self, self._grammar.vocabulary, token_id)
 
-    def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
+    def closing_run(
+        self, max_tokens: int, *, is_quick: bool = False, known: Sequence[int] = ()
+    ) -> list[int] | None:
         return self._grammar.closing_run(self._position.state, max_tokens, is_quick=is_quick)
 
     def rests_of(self, run: Sequence[int], token_id: int) -> Iterable[list[int]]:

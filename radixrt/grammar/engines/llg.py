@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import takewhile
 from types import MappingProxyType
 
 import llguidance
@@ -23,6 +24,7 @@ ENGINE = "llguidance"
 _LIMIT_WORDS = ("max is", "fuel", "too large", "too complex", "limit")
 NO_CONTROL: Mapping[str, int] = MappingProxyType({})
 USER_STEP_ITEMS = 20_000  # of a user's grammar, in one mask
+MAX_FIRST_CLOSINGS = 64  # by max_tokens
 _BYTES_PER_CHARACTER = 64  # of grammar text: the engine does not tell what it holds
 
 
@@ -62,6 +64,7 @@ class LLGrammar:
         self._hints = hints
         self._shortcuts = shortcuts
         self.control_ids = control_ids
+        self._first_closings: dict[tuple[int, bool], tuple[list[int] | None]] = {}
         self._num_bytes = _BYTES_PER_CHARACTER * len(grammar)
         self._byte_cursor = (
             partial(_matcher, byte_tokenizer(), grammar, is_of_user=True) if follows_bytes else None
@@ -100,6 +103,18 @@ class LLGrammar:
         flags = self.vocabulary.text_flags.copy()
         flags[list(self.control_ids.values())] = 1
         return Closer(self.vocabulary.closing_ranks, flags, hints, self._shortcuts())
+
+    def first_closing(self, max_tokens: int, *, is_quick: bool) -> list[int] | None:
+        """Give `closer.run` from the beginning: many sequences start there."""
+        key = (max_tokens, is_quick)
+        known = self._first_closings.get(key)
+        if known is None:
+            known = (self.closer.run(self._pristine, max_tokens, is_quick=is_quick),)
+            if len(self._first_closings) >= MAX_FIRST_CLOSINGS:
+                self._first_closings.clear()
+            self._first_closings[key] = known
+        [found] = known
+        return None if found is None else list(found)
 
     def check(self, text: str) -> bool:
         verdict = None if self._judge is None else self._judge(text)
@@ -209,11 +224,25 @@ class LLMatcher:
         if self._cursor.try_consume_tokens([token_id]) != 1:
             self._raise_error()
             return False
-        self._forced = None
-        self._num_accepted += 1
-        if self._follower is not None:
-            self._data.append(self._vocabulary.vocab_bytes[token_id])
+        self._note_taken([token_id])
         return True
+
+    def accept_run(self, token_ids: Sequence[int]) -> int:
+        # In one call, and without a look at what is forced before every token, which costs more than to take it.
+        if self._cursor.is_stopped():
+            return 0
+        run = list(takewhile(self._grammar.may_take, token_ids))
+        num_taken = int(self._cursor.try_consume_tokens(run))
+        if num_taken < len(run):
+            self._raise_error()
+        self._note_taken(run[:num_taken])
+        return num_taken
+
+    def _note_taken(self, token_ids: Sequence[int]) -> None:
+        self._forced = None
+        self._num_accepted += len(token_ids)
+        if self._follower is not None:
+            self._data += [self._vocabulary.vocab_bytes[token_id] for token_id in token_ids]
 
     def validate(self, token_ids: Sequence[int]) -> int:
         num_valid = 0
@@ -264,8 +293,12 @@ class LLMatcher:
     def explain_mask(self, token_id: int) -> MaskExplanation:
         return explain(self, self._grammar.vocabulary, token_id)
 
-    def closing_run(self, max_tokens: int, *, is_quick: bool = False) -> list[int] | None:
-        return self._grammar.closer.run(self._cursor, max_tokens, is_quick=is_quick)
+    def closing_run(
+        self, max_tokens: int, *, is_quick: bool = False, known: Sequence[int] = ()
+    ) -> list[int] | None:
+        if not self._num_accepted:
+            return self._grammar.first_closing(max_tokens, is_quick=is_quick)
+        return self._grammar.closer.run(self._cursor, max_tokens, is_quick=is_quick, known=known)
 
     def rests_of(self, run: Sequence[int], token_id: int) -> Iterator[list[int]]:
         return self._vocabulary.rests_of(run, token_id)
