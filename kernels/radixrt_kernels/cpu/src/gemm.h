@@ -34,8 +34,8 @@ struct Target {
 
 // How far ahead a lone tile of rows asks for weights: a whole panel takes 1.05 times as long, with 8 rows.
 constexpr int64_t kAheadBytes = 16 << 10;
-// With no more rows nothing is gained by asking: they are done before the memory answers, and the hardware sees one long
-// run.
+// With no more rows nothing is gained by asking: they are done before the memory answers, and the hardware sees one
+// long run.
 constexpr int64_t kFewRows = 4;
 
 // multiply_all on vectors.
@@ -49,7 +49,7 @@ inline void multiply_all_vectors(Team& team, int thread, const Word* inputs, int
         int64_t block = item / weight.num_panels, panel_index = item % weight.num_panels;
         int64_t first_row = num_rows * block / num_blocks, stop_row = num_rows * (block + 1) / num_blocks;
         const Word* panel = weight.panels + panel_index * weight.num_steps * kPanel;
-        // Panels lie one after another, and the last tile asks for the next one, a step's lines at each step. Asked for by
+        // Panels lie one after another, and the last tile asks for the next one, two lines at each step. Asked for by
         // two tiles, half of them by each, it takes 1.08 times as long with 16 rows.
         int64_t item_rows = stop_row - first_row;
         int64_t ahead = item_rows <= kMaxTileRows ? kAheadBytes : 4 * weight.num_steps * kPanel;
