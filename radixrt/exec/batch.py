@@ -12,7 +12,7 @@ import torch
 from radixrt.errors import GrammarDeadEnd
 from radixrt.exec.randomness import uniform
 from radixrt.model.inputs import BatchInputs
-from radixrt.sched.plan import Chunk, StepPlan
+from radixrt.sched.plan import StepPlan
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
 
@@ -60,26 +60,32 @@ def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> Bat
 
     sample_rows holds, chunk after chunk, the rows of its scored positions and then its row to sample from.
     """
-    chunks = plan.chunks
-    stops = [chunk.stop for chunk in chunks]
-    num_query_tokens = tuple(chunk.num_tokens for chunk in chunks)
-    query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
+    starts, stops, tokens, num_query_tokens = [], [], [], []
+    rows: list[int] = []
+    first = 0
+    for sequence, start, num_tokens, wants_sample, scored, _ in plan.chunks:
+        stop = start + num_tokens
+        starts.append(start)
+        stops.append(stop)
+        num_query_tokens.append(num_tokens)
+        tokens.append(sequence.token_ids[start:stop].tobytes())
+        if scored:  # the row before a position tells of it
+            rows += range(first + scored.start - 1 - start, first + scored.stop - 1 - start)
+        first += num_tokens
+        if wants_sample:
+            rows.append(first - 1)
+    query_start = np.zeros(len(starts) + 1, dtype=np.int32)
     np.cumsum(num_query_tokens, out=query_start[1:])
-    owners = np.repeat(np.arange(len(chunks)), num_query_tokens)
-    shifts = np.array([chunk.start for chunk in chunks]) - query_start[:-1]
-    positions = np.arange(len(owners)) + shifts[owners]
-    token_ids = np.frombuffer(b"".join(map(_tokens, chunks)), dtype=np.int32).astype(np.int64)
-    page_table = np.zeros((len(chunks), -(-max(stops) // page_size)), dtype=np.int32)
-    for index, chunk in enumerate(chunks):
-        pages = _pages(chunk)[: -(-chunk.stop // page_size)]
-        page_table[index, : len(pages)] = pages
+    owners = np.repeat(np.arange(len(starts)), num_query_tokens)
+    positions = np.arange(first) + (np.array(starts) - query_start[:-1])[owners]
+    token_ids = np.frombuffer(b"".join(tokens), dtype=np.int32).astype(np.int64)
+    page_table = np.zeros((len(starts), -(-max(stops) // page_size)), dtype=np.int32)
+    for row, chunk, stop in zip(page_table, plan.chunks, stops, strict=True):
+        assert chunk.sequence.lease is not None
+        pages = chunk.sequence.lease.pages[: -(-stop // page_size)]
+        row[: len(pages)] = pages
     columns, offsets = np.divmod(positions, page_size)
     slots = page_table[owners, columns].astype(np.int64) * page_size + offsets
-    rows = [
-        first + position - 1 - chunk.start
-        for chunk, first in zip(chunks, query_start.tolist(), strict=False)
-        for position in _wanted(chunk)
-    ]
     return BatchInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         positions=torch.from_numpy(positions).to(device),
@@ -88,23 +94,9 @@ def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> Bat
         query_start=torch.from_numpy(query_start).to(device),
         context_lens=torch.from_numpy(np.array(stops, dtype=np.int32)).to(device),
         sample_rows=torch.from_numpy(np.array(rows, dtype=np.int64)).to(device),
-        num_query_tokens=num_query_tokens,
+        num_query_tokens=tuple(num_query_tokens),
         num_context_tokens=tuple(stops),
     )
-
-
-def _tokens(chunk: Chunk) -> bytes:
-    return chunk.sequence.token_ids[chunk.start : chunk.stop].tobytes()
-
-
-def _pages(chunk: Chunk) -> list[int]:
-    assert chunk.sequence.lease is not None
-    return chunk.sequence.lease.pages
-
-
-def _wanted(chunk: Chunk) -> list[int]:
-    """Positions whose token distribution is wanted: the scored ones, then the next token's."""
-    return [*chunk.scored, *([chunk.stop] if chunk.wants_sample else [])]
 
 
 def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:

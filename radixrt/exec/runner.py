@@ -152,8 +152,8 @@ class ModelRunner:
                 results.append(
                     ChunkResult(
                         outcome,
-                        self._logprob(chunk, logits[at], outcome),
-                        self._logprob(chunk, logits[at], closing[0]) if closing else None,
+                        self._logprob(chunk, logits, at, outcome),
+                        self._logprob(chunk, logits, at, closing[0]) if closing else None,
                         known,
                         mask_s=None if sample_row.mask is None else sample_row.mask_s,
                         removed_probability=removed_probability,
@@ -171,13 +171,13 @@ class ModelRunner:
         ]
         return tuple(sampler.token_logprobs(logits, token_ids, num_top, num_token_ids=self.num_token_ids))
 
-    def _logprob(self, chunk: Chunk, logits: torch.Tensor, token_id: int) -> TokenLogprob | None:
+    def _logprob(self, chunk: Chunk, logits: torch.Tensor, row: int, token_id: int) -> TokenLogprob | None:
         num_top, wanted_ids = chunk.sequence.sampling.logprobs, chunk.sequence.sampling.logprob_token_ids
         if num_top is None:
             return None
-        num_ids = self.num_token_ids
-        [found] = sampler.token_logprobs(logits[None], [token_id], [num_top], num_token_ids=num_ids)
+        values, num_ids = logits[row], self.num_token_ids
+        [found] = sampler.token_logprobs(values[None], [token_id], [num_top], num_token_ids=num_ids)
         if wanted_ids:
-            values = logits.log_softmax(dim=-1)[list(wanted_ids)].tolist()
-            found = replace(found, top=(*found.top, *zip(wanted_ids, values, strict=True)))
+            others = values.log_softmax(dim=-1)[list(wanted_ids)].tolist()
+            found = replace(found, top=(*found.top, *zip(wanted_ids, others, strict=True)))
         return found
