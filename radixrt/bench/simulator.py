@@ -25,12 +25,13 @@ from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.packed import TOKEN_BYTES
 from radixrt.sched.latency import load_of
-from radixrt.sched.plan import ChunkResult, StepPlan, StepResult
+from radixrt.sched.plan import ChunkResult, StepPlan, StepResult, sampled
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence as RunningSequence
 from radixrt.types import GenerateRequest, SamplingParams
 
 EOS = -1  # no workload's token
+NOT_SAMPLED = ChunkResult()
 MIN_MERGED_STEPS = 3
 STEPS_PER_WASTE_SAMPLE = 16
 
@@ -229,23 +230,23 @@ class Simulation:
         self._num_steps += num_merged
         self._num_computed_tokens += num_tokens
         results = []
-        for chunk in plan.chunks:
-            progress = self._progress[chunk.sequence]
-            if chunk.is_first and progress.admitted_s is None:
+        for sequence, _, _, wants_sample, _, is_first in plan.chunks:
+            progress = self._progress[sequence]
+            if is_first and progress.admitted_s is None:
                 progress.admitted_s = began_s
-            if not chunk.wants_sample:
-                results.append(ChunkResult())
+            if not wants_sample:
+                results.append(NOT_SAMPLED)
                 continue
-            results.append(ChunkResult(progress.next_token()))
+            results.append(sampled(progress.next_token()))
             if progress.first_token_s is None:
                 progress.first_token_s = self.now_s
-        updates = self.scheduler.commit(plan, StepResult(tuple(results)))
+        moved = self.scheduler.take_in(plan, StepResult(tuple(results)))
         self._count_waste(num_merged)
         if num_merged == 1:
             self.scheduler.observe(num_tokens, num_pairs, seconds)
-        for update in updates:
-            if update.finish_reason is not None:
-                self._end(self._progress.pop(update.sequence))
+        for sequence, _ in moved:
+            if sequence.finish_reason is not None:
+                self._end(self._progress.pop(sequence))
 
     def _end(self, progress: _Progress) -> None:
         progress.ended_s = self.now_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from radixrt.errors import InvariantViolation
-from radixrt.sched.plan import Chunk
+from radixrt.sched.plan import SEQUENCE, Chunk
 from radixrt.sched.sequence import Sequence
 
 MAX_STEPS = 2  # one runs, one is planned behind it
@@ -26,10 +26,14 @@ class InFlight:
     def __init__(self) -> None:
         self._steps: list[dict[Sequence, Chunk]] = []
 
-    def add(self, chunks: Iterable[Chunk]) -> None:
+    def add(self, chunks: list[Chunk]) -> None:
         """Take in the chunks of a planned step, if there are any."""
-        if step := {chunk.sequence: chunk for chunk in chunks}:
-            self._steps.append(step)
+        if chunks:
+            self._steps.append(dict(zip(map(SEQUENCE, chunks), chunks, strict=True)))
+
+    def __bool__(self) -> bool:
+        """Tell whether anything is under way."""
+        return bool(self._steps)
 
     def has(self, chunk: Chunk) -> bool:
         """Tell whether a chunk is under way and counts."""

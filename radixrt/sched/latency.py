@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from operator import mul
 
-from radixrt.sched.plan import Chunk
+from radixrt.sched.plan import NUM_TOKENS, START, Chunk
 
 FORGETTING = 0.98  # weight of a step against the next one
 MIN_STEPS = 8  # before that, nothing is predicted
@@ -21,14 +22,13 @@ def pairs_of(start: int, num_tokens: int) -> float:
     return num_tokens * (start + (num_tokens + 1) / 2)
 
 
-def load_of(chunks: Iterable[Chunk]) -> tuple[int, float]:
+def load_of(chunks: Collection[Chunk]) -> tuple[int, float]:
     """Give a step's tokens and attention pairs. Pure."""
-    num_tokens, num_pairs = 0, 0.0
-    for chunk in chunks:
-        num_new = chunk.num_tokens
-        num_tokens += num_new
-        num_pairs += pairs_of(chunk.start, num_new) if num_new > 1 else chunk.start + 1.0
-    return num_tokens, num_pairs
+    news = list(map(NUM_TOKENS, chunks))
+    num_tokens = sum(news)
+    # As in pairs_of, twice and summed up: twice n * start, and n * (n + 1).
+    num_pairs = 2 * sum(map(mul, news, map(START, chunks))) + sum(map(mul, news, news)) + num_tokens
+    return num_tokens, num_pairs / 2
 
 
 class StepTimeModel:

@@ -19,12 +19,22 @@ from radixrt.sched.budget import split_tokens
 from radixrt.sched.constraint import Rewind
 from radixrt.sched.in_flight import InFlight
 from radixrt.sched.latency import StepTimeModel, load_of, pairs_of
-from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate, StepPlan, StepResult, make_chunk
+from radixrt.sched.plan import (
+    IS_FIRST,
+    NUM_TOKENS,
+    Chunk,
+    ChunkResult,
+    SequenceUpdate,
+    StepPlan,
+    StepResult,
+    make_chunk,
+)
 from radixrt.sched.policy import POLICIES
 from radixrt.sched.prediction import Demand, OutputLengths, Peak
+from radixrt.sched.result import plain_token, take_result, update_of
 from radixrt.sched.sequence import NO_POSITIONS, Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
-from radixrt.types import FinishReason, TokenLogprob
+from radixrt.types import FinishReason
 
 MAX_PASSED = 16  # candidates that are looked at and not admitted in one step, while something runs
 
@@ -98,7 +108,7 @@ class Scheduler:
             self._plan_separately(chunks, preempted)
         self._in_flight.add(chunks)
         # A lease begins with its copy, in the step that admits its sequence.
-        firsts = [chunk.sequence.lease for chunk in chunks if chunk.is_first]
+        firsts = [chunk.sequence.lease for chunk in filter(IS_FIRST, chunks)]
         copies = [lease.pending_copy for lease in firsts if lease]
         return StepPlan(tuple(chunks), tuple(copy for copy in copies if copy), tuple(preempted))
 
@@ -121,15 +131,15 @@ class Scheduler:
         # Oldest first, and only younger ones are preempted: what is already planned is never taken back.
         page_size = self.cache.page_size
         shares = split_tokens(sequences, self.config.max_step_tokens, self._in_flight)
-        for sequence, pending, num_tokens in shares:
-            start, lease = pending.start, sequence.lease
+        for sequence, start, num_total, num_tokens in shares:
+            lease = sequence.lease
             if not num_tokens or lease is None:
                 continue
             if start < sequence.num_prompt_tokens:
                 num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, start))
             stop = start + num_tokens
             if stop <= len(lease.pages) * page_size or self._grow(sequence, stop, preempted):
-                chunks.append(make_chunk(sequence, start, num_tokens, num_total=pending.stop))
+                chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total))
 
     def _max_prefill_tokens(self, chunks: list[Chunk], start: int) -> int:
         """Give how many prompt tokens fit beside the chunks and all decodes into the time target, if there is one."""
@@ -211,7 +221,7 @@ class Scheduler:
         """Admit waiting sequences in policy order while tokens, rows and pages last."""
         if not self.waiting or len(self.running) >= self.config.max_running:
             return
-        num_left = self.config.max_step_tokens - sum(chunk.num_tokens for chunk in chunks)
+        num_left = self.config.max_step_tokens - sum(map(NUM_TOKENS, chunks))
         if num_left <= 0:
             return
         last_allowed, youngest, num_passed = 1 << 62, -1, 0
@@ -335,31 +345,45 @@ class Scheduler:
 
         Returns: one update per sequence that has something new for its reader.
         """
-        updates = []
+        updates = [update_of(sequence, error) for sequence, error in self.take_in(plan, result)]
+        return [item for item in updates if item.token_ids or item.finish_reason or item.error]
+
+    def take_in(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, BaseException | None]]:
+        """Commit a step whose sequences have no readers; give those that went on or ended, and what ended them badly."""
+        moved: list[tuple[Sequence, BaseException | None]] = []
         under_way = self._in_flight.take(plan.chunks)
         for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
-            sequence = chunk.sequence
+            sequence, start, num_tokens, _, scored, _ = chunk
             if under_way.get(sequence) is not chunk:
                 continue  # ended, preempted or taken back while the step ran
             lease = sequence.lease
             assert lease is not None
             if lease.pending_copy is not None:
                 self.cache.copied(lease)
-            sequence.num_computed = chunk.start + chunk.num_tokens
-            sequence.num_forwarded += chunk.num_tokens
-            error = chunk_result.error or self._advance(chunk, chunk_result)
+            stop = sequence.num_computed = start + num_tokens
+            sequence.num_forwarded += num_tokens
+            token_ids, error = sequence.token_ids, None
+            if (
+                scored is NO_POSITIONS
+                and stop == len(token_ids)
+                and start >= sequence.num_prompt_tokens
+                and (token_id := plain_token(sequence, chunk_result)) is not None
+            ):  # what `_advance` does with nearly every chunk, in short
+                token_ids.append(token_id)
+                if stop + 1 >= sequence.num_max_total:
+                    self.finish(sequence, FinishReason.LENGTH)
+            else:
+                error = chunk_result.error or self._advance(chunk, chunk_result)
             if error is not None:
                 self._end(sequence)
-            update = _update(sequence, error)
-            if update.token_ids or update.finish_reason or update.error:
-                updates.append(update)
-        return updates
+            moved.append((sequence, error))
+        return moved
 
     def _advance(self, chunk: Chunk, result: ChunkResult) -> GrammarDeadEnd | None:
         """Take a good chunk in, publish a prompt's pages, finish what is complete; give what ends it badly."""
         sequence = chunk.sequence
         try:
-            reason = _take(sequence, chunk, result)
+            reason = take_result(sequence, chunk, result)
             rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
         except GrammarDeadEnd as error:
             return error
@@ -469,32 +493,3 @@ def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
     """Estimate the pages that only this sequence needs: all but those it began with."""
     lease = sequence.lease
     return 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // cache.page_size
-
-
-def _take(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason | None:
-    """Move a chunk's result into its sequence; give why the sequence ends, or None."""
-    if chunk.scored or result.scored:
-        sequence.token_logprobs.update(zip(chunk.scored, result.scored, strict=True))
-    token_id = result.token_id
-    if token_id is not None:
-        if result.removed_probability is not None:
-            sequence.origin.add_removed(sequence.num_output_tokens, result.removed_probability)
-        if not sequence.append_sampled(token_id, result.logprob, result.closing_logprob):
-            return FinishReason.STOP
-    if not sequence.is_complete or sequence.num_settled < sequence.num_total:
-        return None
-    is_answered = sequence.constraint is not None and sequence.constraint.is_accepting
-    return FinishReason.STOP if is_answered else FinishReason.LENGTH
-
-
-def _update(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:
-    """Give what the reader has not seen; with logprobs, tokens wait until theirs is known; see also `is_judged`."""
-    first = sequence.num_prompt_tokens + sequence.num_delivered
-    stop, reason = sequence.num_settled, sequence.finish_reason
-    if stop < first or (sequence.constraint is not None and sequence.is_judged and reason is None):
-        stop = first
-    sequence.num_delivered += stop - first
-    logprobs: tuple[TokenLogprob, ...] = ()
-    if sequence.request.sampling.logprobs is not None:
-        logprobs = tuple(sequence.token_logprobs[position] for position in range(first, stop))
-    return SequenceUpdate(sequence, tuple(sequence.token_ids[first:stop]), logprobs, reason, error)

@@ -1,0 +1,50 @@
+"""What a step's result does to one sequence, and what its reader gets of that."""
+
+from __future__ import annotations
+
+from radixrt.sched.plan import Chunk, ChunkResult, SequenceUpdate
+from radixrt.sched.sequence import Sequence
+from radixrt.types import FinishReason, TokenLogprob
+
+NO_LOGPROBS: tuple[TokenLogprob, ...] = ()
+
+
+def plain_token(sequence: Sequence, result: ChunkResult) -> int | None:
+    """Give the token that a result appends and does nothing else, by itself; None where there may be more to do."""
+    token_id, logprob, closing_logprob, scored, error, _, removed_probability = result
+    if token_id is None or error is not None or sequence.constraint is not None:
+        return None
+    if logprob is not None or closing_logprob is not None or scored or removed_probability is not None:
+        return None
+    if token_id in sequence.eos_ids or token_id in sequence.request.sampling.stop_token_ids:
+        return None
+    return token_id
+
+
+def take_result(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason | None:
+    """Move a chunk's result into its sequence; give why the sequence ends, or None."""
+    if chunk.scored or result.scored:
+        sequence.token_logprobs.update(zip(chunk.scored, result.scored, strict=True))
+    token_id = result.token_id
+    if token_id is not None:
+        if result.removed_probability is not None:
+            sequence.origin.add_removed(sequence.num_output_tokens, result.removed_probability)
+        if not sequence.append_sampled(token_id, result.logprob, result.closing_logprob):
+            return FinishReason.STOP
+    if not sequence.is_complete or sequence.num_settled < sequence.num_total:
+        return None
+    is_answered = sequence.constraint is not None and sequence.constraint.is_accepting
+    return FinishReason.STOP if is_answered else FinishReason.LENGTH
+
+
+def update_of(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:
+    """Give what the reader has not seen; with logprobs, tokens wait until theirs is known; see also `is_judged`."""
+    first = sequence.num_prompt_tokens + sequence.num_delivered
+    stop, reason = sequence.num_settled, sequence.finish_reason
+    if stop < first or (sequence.constraint is not None and sequence.is_judged and reason is None):
+        stop = first
+    sequence.num_delivered += stop - first
+    token_ids, logprobs = tuple(sequence.token_ids[first:stop]), NO_LOGPROBS
+    if sequence.request.sampling.logprobs is not None:
+        logprobs = tuple(sequence.token_logprobs[position] for position in range(first, stop))
+    return tuple.__new__(SequenceUpdate, (sequence, token_ids, logprobs, reason, error))
