@@ -1,18 +1,16 @@
 """WaitingList: who waits, in order of admission, without matching everybody again in every step.
 
 Three views of the same sequences:
-- by policy key in a heap; a key that became too good (its prefix was evicted) is corrected when it comes up;
+- by policy key, sorted; a key that became too good (its prefix was evicted) is corrected when it comes up;
 - by token ids, sorted, per namespace: those who share a prefix stand side by side, so that publishing a prefix
   touches its neighbours only;
 - the urgent ones, passed over max_skips times, in order of arrival.
 
-A sequence whose prefix is being computed by a running one waits for it outside the heap.
+A sequence whose prefix is being computed by a running one waits for it outside that order.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
@@ -27,6 +25,7 @@ from radixrt.sched.sequence import Sequence
 from radixrt.types import Namespace
 
 MAX_DRIFT = 1.25  # of the learned seconds per token, before everybody gets a new key
+MAX_SINGLE_MOVES = 64  # more candidates than that are sorted together
 
 
 class Candidate:
@@ -38,7 +37,7 @@ class Candidate:
         computed_by: the running sequence that is computing more of this one's prefix, or None.
         is_urgent: it stands before everything that arrived later.
         match, matched_at: the last lookup, and the tree's version when it was last known to hold.
-        queued_key: the key under which it stands in the heap, or None.
+        queued_key: the key under which it stands in the order, or None.
     """
 
     __slots__ = (
@@ -66,7 +65,7 @@ class Candidate:
 class WaitingList:
     """Own the waiting sequences and their order.
 
-    Invariants: every waiting sequence is in all its views exactly once; a candidate is in the heap unless it is
+    Invariants: every waiting sequence is in all its views exactly once; a candidate is in the order unless it is
     urgent or waits for another's prefix.
     """
 
@@ -76,10 +75,9 @@ class WaitingList:
         self._policy = policy
         self._max_skips = max_skips
         self._candidates: dict[Sequence, Candidate] = {}
-        self._heap: list[tuple[OrderKey, int, Candidate]] = []
+        self._order: list[tuple[OrderKey, Candidate]] = []  # no two have the same key
         self._sorted: SortedPrompts[Candidate] = SortedPrompts()
         self._urgent: list[tuple[int, Candidate]] = []  # no two have the same arrival
-        self._num_queued = itertools.count()  # breaks ties, so that candidates are never compared
         self._waiters: dict[Sequence, list[Candidate]] = {}  # running prefill -> who waits for it
 
     def __len__(self) -> int:
@@ -114,7 +112,7 @@ class WaitingList:
         """Let a sequence wait no longer. Cost: O(log n) and one move of pointers."""
         candidate = self._candidates.pop(sequence)
         self._sorted.remove(sequence.namespace, candidate.tokens, sequence.arrival)
-        candidate.queued_key = None
+        self._unqueue(candidate)
         if candidate.computed_by is not None:
             self._waiters[candidate.computed_by].remove(candidate)
         if candidate.is_urgent:
@@ -124,33 +122,21 @@ class WaitingList:
         """Give candidates in order of admission; those that are still here afterwards keep their place."""
         for _, candidate in list(self._urgent):
             yield candidate
-        passed: list[tuple[OrderKey, Candidate]] = []
-        try:
-            while (first := self._pop()) is not None:
-                passed.append(first)
-                yield first[1]
-        finally:
-            for key, candidate in passed:  # the keys hold: nothing was published meanwhile
-                is_here = candidate.sequence in self._candidates
-                if is_here and candidate.computed_by is None and not candidate.is_urgent:
-                    self._queue(candidate, key)
-
-    def _pop(self) -> tuple[OrderKey, Candidate] | None:
-        """Take the first candidate out of the heap, with its key; None when it is empty."""
-        while self._heap:
-            key, _, candidate = heapq.heappop(self._heap)
-            if key != candidate.queued_key:
-                continue  # gone, waiting for another's prefix, or queued again under another key
-            candidate.queued_key = None
+        order, place = self._order, 0
+        while place < len(order):
+            row = order[place]
+            key, candidate = row
             num_pages = len(self.match(candidate).pages)
             if num_pages != candidate.num_cached_pages:
-                candidate.num_cached_pages, key_before = num_pages, key
-                key = self._key(candidate)
-                if key > key_before:
-                    self._queue(candidate, key)
-                    continue
-            return key, candidate
-        return None
+                candidate.num_cached_pages = num_pages
+                self._enqueue(candidate)
+                if candidate.queued_key is not None and candidate.queued_key > key:
+                    continue  # another one may stand here now
+            yield candidate
+            if place < len(order) and order[place] is row:
+                place += 1
+            else:  # it was admitted, or others left that stood before it
+                place = bisect_left(order, (key,)) + (candidate.queued_key == key)
 
     def match(self, candidate: Candidate) -> PrefixMatch:
         """Find a candidate's cached prefix now."""
@@ -189,7 +175,7 @@ class WaitingList:
 
     def _make_urgent(self, candidate: Candidate) -> None:
         candidate.is_urgent = True
-        candidate.queued_key = None
+        self._unqueue(candidate)
         if candidate.computed_by is not None:
             self._waiters[candidate.computed_by].remove(candidate)
             candidate.computed_by = None
@@ -200,24 +186,35 @@ class WaitingList:
 
     def _queue(self, candidate: Candidate, key: OrderKey) -> None:
         if key != candidate.queued_key:
+            self._unqueue(candidate)
             candidate.queued_key = key
-            heapq.heappush(self._heap, (key, next(self._num_queued), candidate))
-            if len(self._heap) > 4 * len(self._candidates) + 64:
-                self._trim()
+            insort(self._order, (key, candidate))
+
+    def _unqueue(self, candidate: Candidate) -> None:
+        if candidate.queued_key is not None:
+            del self._order[bisect_left(self._order, (candidate.queued_key,))]
+            candidate.queued_key = None
+
+    def _enqueue_all(self, candidates: list[Candidate]) -> None:
+        """Give candidates the places that they deserve now. Cost: O(log n) and a move of pointers each, or O(n log n)."""
+        if len(candidates) <= MAX_SINGLE_MOVES:
+            for candidate in candidates:
+                self._enqueue(candidate)
+        else:
+            for candidate in candidates:
+                candidate.queued_key = self._key(candidate)
+            self._sort()
 
     def _key(self, candidate: Candidate) -> OrderKey:
         num_pages = candidate.num_cached_pages
         cached = Cached(num_pages, num_pages * self._cache.page_size * self._prefill_s_per_token)
         return self._policy.key(candidate.sequence, cached, candidate.tokens)
 
-    def _trim(self) -> None:
-        """Rebuild the heap without the rows that are out of date."""
-        self._heap = [
-            (item.queued_key, next(self._num_queued), item)
-            for item in self._candidates.values()
-            if item.queued_key is not None
-        ]
-        heapq.heapify(self._heap)
+    def _sort(self) -> None:
+        """Put everybody in the order of the keys that they have now."""
+        self._order[:] = sorted(
+            (item.queued_key, item) for item in self._candidates.values() if item.queued_key is not None
+        )
 
     def set_prefill_time(self, s_per_token: float) -> None:
         """Take over what a prompt token costs, if it is another figure than before. Cost: O(n) then."""
@@ -226,7 +223,7 @@ class WaitingList:
             for candidate in self._candidates.values():
                 if candidate.queued_key is not None:
                     candidate.queued_key = self._key(candidate)
-            self._trim()
+            self._sort()
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
@@ -237,12 +234,14 @@ class WaitingList:
         the first neighbour that has as much cached already ends the walk, since what it has cached covers
         all that those behind it share with the new prefix.
         """
+        raised: list[Candidate] = []
         for candidate, num_common in self._neighbours(namespace, tokens):
             num_pages = num_common // self._cache.page_size
             if num_pages > candidate.num_cached_pages:
                 candidate.num_cached_pages = num_pages
                 if candidate.queued_key is not None:
-                    self._enqueue(candidate)
+                    raised.append(candidate)
+        self._enqueue_all(raised)
 
     def prefill_began(self, sequence: Sequence) -> None:
         """Let those wait who share an uncached prefix, by a page or more, with a sequence that computes it now.
@@ -259,9 +258,10 @@ class WaitingList:
 
     def prefill_ended(self, sequence: Sequence) -> None:
         """Release those who waited for a sequence's prefix (it is published, or it will never be)."""
-        for candidate in self._waiters.pop(sequence, []):
+        released = self._waiters.pop(sequence, [])
+        for candidate in released:
             candidate.computed_by = None
-            self._enqueue(candidate)
+        self._enqueue_all(released)
 
     def _shall_wait(self, candidate: Candidate, other: Sequence, num_common: int) -> bool:
         """Tell whether a running prefill will offer at least a page more than is cached now."""
@@ -271,7 +271,7 @@ class WaitingList:
 
     def _wait_for(self, candidate: Candidate, other: Sequence) -> None:
         candidate.computed_by = other
-        candidate.queued_key = None
+        self._unqueue(candidate)
         self._waiters[other].append(candidate)
 
     def _neighbours(self, namespace: Namespace, tokens: bytes) -> Iterator[tuple[Candidate, int]]:
@@ -292,14 +292,17 @@ class WaitingList:
             id(item) for item in self._candidates.values()
         }:
             raise InvariantViolation("waiting sequences and their sorted view differ")
-        queued = {id(candidate) for key, _, candidate in self._heap if key == candidate.queued_key}
+        keys = [key for key, _ in self._order]
+        if keys != sorted(keys) or keys != [candidate.queued_key for _, candidate in self._order]:
+            raise InvariantViolation("waiting sequences are not in the order of their keys")
+        queued = {id(candidate) for _, candidate in self._order}
         urgent = {id(candidate) for _, candidate in self._urgent}
         waiting = {id(candidate) for waiters in self._waiters.values() for candidate in waiters}
         for candidate in self._candidates.values():
             views = [id(candidate) in view for view in (queued, urgent, waiting)]
             if sum(views) != 1:
                 raise InvariantViolation(
-                    f"a waiting sequence stands in {sum(views)} of heap, urgent, waiters"
+                    f"a waiting sequence stands in {sum(views)} of order, urgent, waiters"
                 )
 
 
