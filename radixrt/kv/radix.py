@@ -55,7 +55,7 @@ class PrefixMatch(NamedTuple):
     partial_page: int | None = None
     num_partial_tokens: int = 0
     num_tokens: int = 0
-    end: tuple[RadixNode, ...] = ()
+    end: tuple[()] | tuple[RadixNode] | tuple[RadixNode, RadixNode] = ()
     end_version: int = 0
 
 
@@ -101,7 +101,7 @@ class RadixTree:
         pages: list[int] = []
         start = 0  # bytes of `tokens` matched so far, whole nodes only
         limit = max_tokens * TOKEN_BYTES
-        end: tuple[RadixNode, ...] = ()
+        end: tuple[()] | tuple[RadixNode] | tuple[RadixNode, RadixNode] = ()
         while node is not None:
             child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
             if child is None:
@@ -132,7 +132,11 @@ class RadixTree:
 
         Above the nodes where it ended, the path can be split, and nothing else: they have children.
         """
-        return bool(match.end) and match.end_version == sum(node.version for node in match.end)
+        end = match.end
+        if not end:
+            return False
+        version = end[0].version if len(end) == 1 else end[0].version + end[1].version
+        return version == match.end_version
 
     def _best_child(self, node: RadixNode, key: bytes) -> tuple[RadixNode | None, int]:
         """Give the child that shares most leading tokens with `key` (at most a page), and how many."""

@@ -10,12 +10,15 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import accumulate
+from operator import add, mul, sub
 from typing import NamedTuple
 
 QUANTILE = 0.9
 NUM_KEPT_LENGTHS = 128
 NUM_KEPT_LABELS = 1024
 MIN_LENGTHS = 8
+# The place of the quantile among so many sorted lengths; asked for per running sequence and step.
+PLACES = (-1, *(int(QUANTILE * (num_lengths - 1)) for num_lengths in range(1, NUM_KEPT_LENGTHS + 1)))
 
 
 class _Lengths:
@@ -66,12 +69,12 @@ class OutputLengths:
             if len(by_size) < MIN_LENGTHS:
                 return max_tokens
         first = bisect_right(by_size, num_so_far)
-        num_longer = len(by_size) - first
-        if num_longer:
-            expected = by_size[first + int(QUANTILE * (num_longer - 1))]
-        else:
-            expected = 2 * num_so_far  # longer than anything seen: expect it to go on as long again
-        return max(min(expected, max_tokens), num_so_far + 1)
+        place = PLACES[len(by_size) - first]
+        # Longer than anything seen: expect it to go on as long again.
+        expected = by_size[first + place] if place >= 0 else 2 * num_so_far
+        if expected > max_tokens:
+            expected = max_tokens
+        return expected if expected > num_so_far else num_so_far + 1
 
 
 class Demand(NamedTuple):
@@ -112,22 +115,17 @@ class Peak:
         if not self._ended:
             self._prepare()
         place = bisect_left(self._demands, own)
-        at_its_end = (len(self._demands) - place + 1) * own.num_more_pages - self._ended[place]
-        peak = max(self._with_longer[place], at_its_end, self._rest[place] - own.num_own_pages)
-        return max(peak, own.num_more_pages) <= num_free_pages
+        num_more_pages, num_own_pages = own
+        at_its_end = (len(self._demands) - place + 1) * num_more_pages - self._ended[place]
+        peak = max(num_more_pages, self._with_longer[place], at_its_end, self._rest[place] - num_own_pages)
+        return peak <= num_free_pages
 
     def _prepare(self) -> None:
-        num_running, num_ended, peak = len(self._demands), 0, 0
-        self._ended = [0]
-        self._with_longer = [0]  # the peak up to the k-th end when one more grows as long
-        ends: list[int] = []  # more pages at each end
-        for num_more_pages, num_own_pages in self._demands:
-            num_then = num_running * num_more_pages - num_ended
-            ends.append(num_then)
-            if num_then + num_more_pages > peak:
-                peak = num_then + num_more_pages
-            num_ended += num_own_pages
-            num_running -= 1
-            self._ended.append(num_ended)
-            self._with_longer.append(peak)
+        num_running = len(self._demands)
+        mores, owns = zip(*self._demands, strict=True) if num_running else ((), ())
+        self._ended = [0, *accumulate(owns)]
+        # More pages at each end.
+        ends = list(map(sub, map(mul, range(num_running, 0, -1), mores), self._ended))
+        # The peak up to the k-th end when one more grows as long.
+        self._with_longer = [*accumulate(map(add, ends, mores), max, initial=0)]
         self._rest = [*accumulate(reversed(ends), max, initial=0)][::-1]  # the peak from the k-th end on

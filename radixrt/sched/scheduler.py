@@ -179,7 +179,7 @@ class Scheduler:
         """
         younger = [item for item in self.running if item.arrival > sequence.arrival]
         return min(
-            younger, key=lambda item: (_num_own_pages(item, self.cache), -item.arrival), default=sequence
+            younger, key=lambda item: (self._demand(item).num_own_pages, -item.arrival), default=sequence
         )
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -280,27 +280,30 @@ class Scheduler:
         if not self.running:
             return True
         cache = self.cache
-        num_fresh = cache.num_pages_for(sequence.num_total) - len(shared)
-        num_free = cache.pool.capacity - len(self.running) - cache.num_leased_pages - num_fresh
+        num_fresh = cache.num_pages_for(len(sequence.token_ids)) - len(shared)
+        num_free = cache.num_obtainable_pages - len(self.running) - num_fresh
+        if num_free < 0:
+            return False
         own = self._demand(sequence, num_own_pages=num_fresh)
         if num_free < own.num_more_pages:
             return False
         if self._peak is None:
-            self._peak = Peak(map(self._demand, self.running))
+            self._peak = Peak([self._demand(item) for item in self.running])
         # Most that do not fit would not even fit if all they share were leased already.
         return self._peak.fits(own, num_free) and self._peak.fits(own, num_free - cache.num_unleased(shared))
 
     def _demand(self, sequence: Sequence, *, num_own_pages: int | None = None) -> Demand:
         """Say what a sequence holds alone and what it will lease until its predicted end."""
-        request, num_total, num_prompt = sequence.request, sequence.num_total, sequence.num_prompt_tokens
+        request, lease, page_size = sequence.request, sequence.lease, self.cache.page_size
+        num_total, num_prompt = len(sequence.token_ids), sequence.num_prompt_tokens
         num_outputs = self.output_lengths.predict(
             request.label, num_so_far=num_total - num_prompt, max_tokens=request.sampling.max_tokens
         )
-        num_pages_for = self.cache.num_pages_for
-        num_more_pages = num_pages_for(num_prompt + num_outputs) - num_pages_for(num_total)
-        if num_own_pages is None:
-            num_own_pages = _num_own_pages(sequence, self.cache)
-        return Demand(max(num_more_pages, 0), num_own_pages)
+        if num_own_pages is None:  # an estimate: all but those it began with
+            num_own_pages = 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size
+        # Pages at its end less pages now, both rounded up.
+        num_more_pages = -num_total // page_size - -(num_prompt + num_outputs) // page_size
+        return tuple.__new__(Demand, (num_more_pages, num_own_pages))
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
         self.cache.touch(sequence.namespace, sequence.token_ids)
@@ -487,9 +490,3 @@ class Scheduler:
 
 def _arrival(sequence: Sequence) -> int:
     return sequence.arrival
-
-
-def _num_own_pages(sequence: Sequence, cache: PrefixCache) -> int:
-    """Estimate the pages that only this sequence needs: all but those it began with."""
-    lease = sequence.lease
-    return 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // cache.page_size
