@@ -103,27 +103,28 @@ class Replay:
 class _Progress:
     """One request on its way through the simulation."""
 
-    __slots__ = ("admitted_s", "arrived_s", "ended_s", "first_token_s", "index", "output_ids", "sequence")
+    __slots__ = (
+        "admitted_s",
+        "arrived_s",
+        "ended_s",
+        "first_token_s",
+        "index",
+        "output_ids",
+        "results",
+        "sequence",
+    )
 
     def __init__(
         self, index: int, sequence: RunningSequence, *, output_ids: Sequence[int], arrived_s: float
     ) -> None:
         self.index = index
         self.output_ids = output_ids
+        self.results = [sampled(token_id) for token_id in (*output_ids, EOS)]  # by place in the output
         self.sequence = sequence
         self.arrived_s = arrived_s
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
-
-    @property
-    def num_outputs_left(self) -> int:
-        return len(self.output_ids) - self.sequence.num_output_tokens
-
-    def next_token(self) -> int:
-        sequence, output_ids = self.sequence, self.output_ids
-        place = len(sequence.token_ids) - sequence.num_prompt_tokens
-        return output_ids[place] if place < len(output_ids) else EOS
 
     def record(self) -> RequestRecord:
         if self.admitted_s is None or self.first_token_s is None or self.ended_s is None:
@@ -237,8 +238,9 @@ class Simulation:
             if not wants_sample:
                 results.append(NOT_SAMPLED)
                 continue
-            results.append(sampled(progress.next_token()))
-            if progress.first_token_s is None:
+            place = len(sequence.token_ids) - sequence.num_prompt_tokens
+            results.append(progress.results[place])
+            if place == 0:
                 progress.first_token_s = self.now_s
         moved = self.scheduler.take_in(plan, StepResult(tuple(results)))
         self._count_waste(num_merged)
@@ -265,13 +267,16 @@ class Simulation:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             progress = self._progress[sequence]
-            if chunk.start < sequence.num_prompt_tokens or sequence.num_pending != 1:
+            num_total, num_prompt = len(sequence.token_ids), sequence.num_prompt_tokens
+            if chunk.start < num_prompt or sequence.num_computed != num_total - 1:
                 return 1
-            num_left = min(num_left, progress.num_outputs_left)
-            if num_left < MIN_MERGED_STEPS - 1:
-                return 1
+            num_outputs_left = len(progress.output_ids) - (num_total - num_prompt)
+            if num_outputs_left < num_left:
+                if num_outputs_left < MIN_MERGED_STEPS - 1:
+                    return 1
+                num_left = num_outputs_left
             ready.append(progress)
-            num_pairs += sequence.num_total
+            num_pairs += num_total
         num_steps = min(num_left + 1, self.scheduler.config.max_step_tokens // len(running))
         if self._to_come:  # rather too few steps before the next arrival than too many
             num_steps = min(num_steps, int(next_s / machine.seconds(len(ready), num_pairs + 64 * len(ready))))

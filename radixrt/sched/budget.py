@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from operator import attrgetter, sub
 
 from radixrt.sched.in_flight import InFlight
 from radixrt.sched.sequence import Sequence
+
+NUM_COMPUTED = attrgetter("num_computed")
+TOKEN_IDS = attrgetter("token_ids")
 
 # The first position that it could compute now, where those end, and how many of them it may compute.
 Share = tuple[Sequence, int, int, int]
 
 
-def split_tokens(sequences: Iterable[Sequence], max_tokens: int, in_flight: InFlight) -> list[Share]:
+def split_tokens(sequences: list[Sequence], max_tokens: int, in_flight: InFlight) -> list[Share]:
     """Share a step's tokens among running sequences, oldest first: decodes come before prefills. Pure.
 
     Every decode gets all of its few tokens before a prefill takes a chunk, so that a long prompt never stops
@@ -21,17 +24,14 @@ def split_tokens(sequences: Iterable[Sequence], max_tokens: int, in_flight: InFl
         sequences: oldest first.
     Returns: one share per sequence, in this order.
     """
-    shares: list[Share] = []
-    num_left, is_in_flight = max_tokens, bool(in_flight)
-    for sequence in sequences:
-        if is_in_flight:
-            pending = in_flight.pending(sequence)
-            start, stop = pending.start, pending.stop
-        else:
-            start, stop = sequence.num_computed, len(sequence.token_ids)
-        num_tokens = stop - start
-        num_left -= num_tokens
-        shares.append((sequence, start, stop, num_tokens))
+    if in_flight:
+        pending = list(map(in_flight.pending, sequences))
+        starts, stops = [item.start for item in pending], [item.stop for item in pending]
+    else:  # the usual case, without a step of the interpreter per sequence
+        starts, stops = list(map(NUM_COMPUTED, sequences)), list(map(len, map(TOKEN_IDS, sequences)))
+    news = list(map(sub, stops, starts))
+    shares = list(zip(sequences, starts, stops, news, strict=True))
+    num_left = max_tokens - sum(news)
     if num_left >= 0:
         return shares
     num_left = max_tokens

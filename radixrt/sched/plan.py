@@ -49,7 +49,9 @@ def make_chunk(
 ) -> Chunk:
     """Say what a chunk is wanted for when its sequence has num_total tokens, known or under way. Pure."""
     stop, scored = start + num_tokens, NO_POSITIONS
-    wants_sample = stop == num_total and not sequence.is_complete
+    wants_sample = stop == num_total and len(sequence.token_ids) < sequence.num_max_total
+    if sequence.constraint is not None:
+        wants_sample = wants_sample and not sequence.is_complete
     sampling = sequence.request.sampling
     if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
         wanted = sequence.wanted_logprobs

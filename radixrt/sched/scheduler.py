@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 from radixrt.config import SchedConfig
-from radixrt.errors import DeadlineExceeded, GrammarDeadEnd, InvariantViolation
+from radixrt.errors import DeadlineExceeded, GrammarDeadEnd, InvariantViolation, RadixrtError
 from radixrt.kv.cache import PageLease, PrefixCache
 from radixrt.sched.budget import split_tokens
 from radixrt.sched.constraint import Rewind
@@ -126,7 +126,7 @@ class Scheduler:
             self._plan_running([item for item in decodes if item.lease], chunks, preempted)
 
     def _plan_running(
-        self, sequences: Iterable[Sequence], chunks: list[Chunk], preempted: list[Sequence]
+        self, sequences: list[Sequence], chunks: list[Chunk], preempted: list[Sequence]
     ) -> None:
         # Oldest first, and only younger ones are preempted: what is already planned is never taken back.
         page_size = self.cache.page_size
@@ -351,44 +351,46 @@ class Scheduler:
         updates = [update_of(sequence, error) for sequence, error in self.take_in(plan, result)]
         return [item for item in updates if item.token_ids or item.finish_reason or item.error]
 
-    def take_in(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, BaseException | None]]:
+    def take_in(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, RadixrtError | None]]:
         """Commit a step whose sequences have no readers; give those that went on or ended, and what ended them badly."""
-        moved: list[tuple[Sequence, BaseException | None]] = []
+        moved: list[tuple[Sequence, RadixrtError | None]] = []
         under_way = self._in_flight.take(plan.chunks)
         for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
-            sequence, start, num_tokens, _, scored, _ = chunk
+            sequence, start, num_tokens, _, scored, is_first = chunk
             if under_way.get(sequence) is not chunk:
                 continue  # ended, preempted or taken back while the step ran
-            lease = sequence.lease
-            assert lease is not None
-            if lease.pending_copy is not None:
-                self.cache.copied(lease)
             stop = sequence.num_computed = start + num_tokens
             sequence.num_forwarded += num_tokens
             token_ids, error = sequence.token_ids, None
             if (
-                scored is NO_POSITIONS
-                and stop == len(token_ids)
-                and start >= sequence.num_prompt_tokens
-                and (token_id := plain_token(sequence, chunk_result)) is not None
-            ):  # what `_advance` does with nearly every chunk, in short
+                is_first
+                or start < sequence.num_prompt_tokens
+                or stop != len(token_ids)
+                or scored is not NO_POSITIONS
+                or (token_id := plain_token(sequence, chunk_result)) is None
+            ):
+                error = self._advance(chunk, chunk_result)
+            else:  # what becomes of nearly every chunk, in short
                 token_ids.append(token_id)
                 if stop + 1 >= sequence.num_max_total:
                     self.finish(sequence, FinishReason.LENGTH)
-            else:
-                error = chunk_result.error or self._advance(chunk, chunk_result)
-            if error is not None:
-                self._end(sequence)
             moved.append((sequence, error))
         return moved
 
-    def _advance(self, chunk: Chunk, result: ChunkResult) -> GrammarDeadEnd | None:
-        """Take a good chunk in, publish a prompt's pages, finish what is complete; give what ends it badly."""
+    def _advance(self, chunk: Chunk, result: ChunkResult) -> RadixrtError | None:
+        """Take a chunk in, publish a prompt's pages, finish what is complete; give what ends it badly."""
         sequence = chunk.sequence
-        try:
-            reason = take_result(sequence, chunk, result)
-            rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
-        except GrammarDeadEnd as error:
+        assert sequence.lease is not None
+        self.cache.copied(sequence.lease)
+        error = result.error
+        if error is None:
+            try:
+                reason = take_result(sequence, chunk, result)
+                rewind = sequence.failed_answer() if reason is FinishReason.STOP else None
+            except GrammarDeadEnd as dead_end:
+                error = dead_end
+        if error is not None:
+            self._end(sequence)
             return error
         is_ahead = sequence in self._in_flight and result.token_id is not None
         if is_ahead and sequence.token_ids[chunk.stop : chunk.stop + 1].tolist() != [result.token_id]:
