@@ -49,16 +49,16 @@ class LeafQueue:
 
         Cost: O(log leaves), and as much for each row out of date and each leaf that is set aside, once.
         """
-        heap, refs = self._heap, self._pool.refs
+        heap, refs, key_of = self._heap, self._pool.refs, self._key
         while heap:
             row = heapq.heappop(heap)
             key, _, leaf = row
-            if key != leaf.queued_key:
+            if key is not leaf.queued_key and key != leaf.queued_key:
                 continue  # it was queued again under a smaller key
             leaf.queued_key = None
             if leaf.children or leaf.parent is None:
                 continue  # no longer a leaf: it comes back when its last child goes
-            if key != self._key(leaf):
+            if key != key_of(leaf):
                 self.add(leaf)
                 continue
             self._last = row

@@ -17,8 +17,8 @@ class WantedGap(Protocol):
 
     is_open: bool
 
-    def num_wanted(self, tokens: bytes) -> int:
-        """Give how many leading tokens of the path are waited for."""
+    def num_wanted(self, tokens: bytes, *, num_before: int = 0) -> int:
+        """Give how many tokens of the path behind the first num_before are waited for."""
 
 
 class RadixNode:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 TOKEN_BYTES = array("i").itemsize
+MAX_XOR_TOKENS = 32  # shorter runs are compared as one integer, longer ones halved before
 
 
 def pack(token_ids: Sequence[int]) -> bytes:
@@ -26,10 +27,13 @@ def num_common_tokens(left: bytes, right: bytes) -> int:
     if left[: high * TOKEN_BYTES] == right[: high * TOKEN_BYTES]:
         return high
     # The runs agree on [0, low) and differ somewhere in [low, high).
-    while high - low > 1:
+    while high - low > MAX_XOR_TOKENS:
         middle = (low + high) // 2
         if left[low * TOKEN_BYTES : middle * TOKEN_BYTES] == right[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
             low = middle
         else:
             high = middle
-    return low
+    start, stop = low * TOKEN_BYTES, high * TOKEN_BYTES
+    differing = int.from_bytes(left[start:stop], "little") ^ int.from_bytes(right[start:stop], "little")
+    lowest_bit = (differing & -differing).bit_length() - 1
+    return low + lowest_bit // (8 * TOKEN_BYTES)

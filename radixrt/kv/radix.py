@@ -338,7 +338,13 @@ class RadixTree:
         """
         shortened = None
         while num_pages > 0 and len(spared) < MAX_SPARED and (leaf := self._leaves.pop()) is not None:
-            num_kept = 0 if wanted is None else self._num_wanted_pages(leaf, wanted)
+            num_kept = 0
+            if wanted is not None:
+                known = leaf.wanted
+                if known is not None and known[0].is_open and known[1] is leaf.tokens:
+                    num_kept = known[2]  # nothing has changed since
+                else:
+                    num_kept = self._num_wanted_pages(leaf, wanted)
             if num_kept < len(leaf.pages):
                 eviction = self._truncate(leaf, min(num_pages, len(leaf.pages) - num_kept))
                 evictions.append(eviction)
@@ -357,14 +363,11 @@ class RadixTree:
         return num_pages
 
     def _num_wanted_pages(self, leaf: RadixNode, wanted: Wanted) -> int:
-        """Give how many leading pages of a leaf someone waits for; the answer is kept while nothing changes."""
-        known = leaf.wanted
-        if known is not None and known[0].is_open and known[1] is leaf.tokens:
-            return known[2]
+        """Give how many leading pages of a leaf someone waits for, and keep the answer."""
         namespace, path = self._path(leaf)
-        num_before = len(path) // TOKEN_BYTES - leaf.num_tokens
+        num_before = (len(path) - len(leaf.tokens)) // TOKEN_BYTES
         gap = wanted.gap(namespace, path)
-        num_pages = -(-max(gap.num_wanted(path) - num_before, 0) // self.page_size)
+        num_pages = -(-gap.num_wanted(path, num_before=num_before) // self.page_size)
         leaf.wanted = (gap, leaf.tokens, num_pages)
         return num_pages
 

@@ -29,13 +29,26 @@ class Gap:
         self.after = after
         self.is_open = True
 
-    def num_wanted(self, tokens: bytes) -> int:
-        """Give how many leading tokens of a path that falls into the gap somebody waits for.
+    def num_wanted(self, tokens: bytes, *, num_before: int = 0) -> int:
+        """Give how many tokens, behind the first num_before, of a path that falls into the gap somebody waits for.
 
         Beyond MAX_KEY_TOKENS all is taken to be wanted.
         """
-        longest = max(num_common_tokens(self.before, tokens), num_common_tokens(self.after, tokens))
-        return len(tokens) // TOKEN_BYTES if longest >= MAX_KEY_TOKENS else longest
+        start = num_before * TOKEN_BYTES
+        head, rest, most = tokens[:start], tokens[start:], 0
+        for prompt in (self.before, self.after):
+            if (
+                len(prompt) <= start
+            ):  # at most so many are shared, which counts only if they are the most that can be
+                num_common = len(prompt) // TOKEN_BYTES if tokens.startswith(prompt) else 0
+            elif prompt.startswith(head):
+                num_common = num_before + num_common_tokens(prompt[start:], rest)
+            else:
+                continue
+            if num_common >= MAX_KEY_TOKENS:
+                return len(rest) // TOKEN_BYTES
+            most = max(most, num_common - num_before)
+        return most
 
 
 class SortedPrompts(Generic[T]):
@@ -85,9 +98,9 @@ class SortedPrompts(Generic[T]):
         rows = self._rows.get(namespace)
         return self._nowhere if rows is None else self._gaps[namespace][bisect_left(rows, (tokens, -1))]
 
-    def both_ways(self, namespace: Namespace, tokens: bytes) -> Iterator[Iterator[tuple[T, int]]]:
-        """Give two walks away from the place of a path: who stands there, and how many leading tokens it shares."""
+    def both_ways(self, namespace: Namespace, tokens: bytes) -> Iterator[Iterator[T]]:
+        """Give two walks away from the place of a path: who stands there, sharing less and less of it."""
         rows = self._rows.get(namespace, [])
         place = bisect_left(rows, (tokens, -1))
         for places in (range(place - 1, -1, -1), range(place, len(rows))):
-            yield ((rows[at][2], num_common_tokens(rows[at][0], tokens)) for at in places)
+            yield (rows[at][2] for at in places)

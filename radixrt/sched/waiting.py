@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
-from radixrt.kv.packed import num_common_tokens
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens
 from radixrt.kv.radix import PrefixMatch
 from radixrt.sched.latency import FASTEST_S_PER_TOKEN
 from radixrt.sched.policy import Cached, OrderKey, Policy
@@ -276,12 +276,15 @@ class WaitingList:
 
     def _neighbours(self, namespace: Namespace, tokens: bytes) -> Iterator[tuple[Candidate, int]]:
         """Give those who share a page or more with `tokens` and have less of it cached, nearest first, each side."""
+        page_bytes = self._cache.page_size * TOKEN_BYTES
         for walk in self._sorted.both_ways(namespace, tokens):
-            for candidate, num_common in walk:
-                num_pages = num_common // self._cache.page_size
-                if num_pages == 0 or candidate.num_cached_pages >= num_pages:
+            for candidate in walk:
+                # Nearly every walk ends with the first one: that is told without the length of what they share.
+                num_needed = (candidate.num_cached_pages + 1) * page_bytes
+                more = tokens[:num_needed]
+                if len(more) < num_needed or not candidate.tokens.startswith(more):
                     break
-                yield candidate, num_common
+                yield candidate, num_common_tokens(candidate.tokens, tokens)
 
     # -- checking ---------------------------------------------------------------------------------------
 

@@ -50,8 +50,9 @@ class Waiting:
     def gap(self, namespace, tokens):
         return self
 
-    def num_wanted(self, tokens):
-        return max((num_common_tokens(prompt, tokens) for prompt in self.prompts), default=0)
+    def num_wanted(self, tokens, *, num_before=0):
+        longest = max((num_common_tokens(prompt, tokens) for prompt in self.prompts), default=0)
+        return max(longest - num_before, 0)
 
 
 class Side:

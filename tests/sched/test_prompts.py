@@ -1,6 +1,6 @@
 import random
 
-from radixrt.kv.packed import num_common_tokens, pack
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, pack
 from radixrt.sched import prompts
 from radixrt.sched.prompts import SortedPrompts
 from radixrt.types import DEFAULT_NAMESPACE, Namespace
@@ -30,7 +30,11 @@ def test_an_open_gap_gives_what_somebody_waits_for_now():
                 shared = [
                     num_common_tokens(tokens, path) for at, tokens in waiting.values() if at == namespace
                 ]
-                assert not gap.is_open or gap.num_wanted(path) == max(shared, default=0), f"seed {seed}"
+                if gap.is_open:
+                    longest, num_before = max(shared, default=0), rng.randrange(len(path) // TOKEN_BYTES + 1)
+                    assert gap.num_wanted(path) == longest, f"seed {seed}"
+                    num_more = gap.num_wanted(path, num_before=num_before)
+                    assert num_more == max(longest - num_before, 0), f"seed {seed}"
             num_kept += sum(gap.is_open for *_, gap in known[:-1])
             num_closed += sum(not gap.is_open for *_, gap in known)
             known = [row for row in known if row[2].is_open]
@@ -45,6 +49,9 @@ def test_all_of_a_long_path_is_wanted(monkeypatch):
     view.add(DEFAULT_NAMESPACE, pack([1, 2, 3, 4]), 0, "first four tokens of a long prompt")
     assert view.gap(DEFAULT_NAMESPACE, pack([1, 2, 3, 9])).num_wanted(pack([1, 2, 3, 9])) == 3
     assert view.gap(DEFAULT_NAMESPACE, pack([1, 2, 3, 4, 5, 6])).num_wanted(pack([1, 2, 3, 4, 5, 6])) == 6
+    for num_before in range(7):
+        gap = view.gap(DEFAULT_NAMESPACE, pack([1, 2, 3, 4, 5, 6]))
+        assert gap.num_wanted(pack([1, 2, 3, 4, 5, 6]), num_before=num_before) == 6 - num_before
 
 
 def test_walks_begin_at_the_nearest_and_go_both_ways():
@@ -52,5 +59,5 @@ def test_walks_begin_at_the_nearest_and_go_both_ways():
     for arrival, tokens in enumerate(([1, 1], [1, 3], [1, 5, 5], [2])):
         view.add(DEFAULT_NAMESPACE, pack(tokens), arrival, arrival)
     down, up = (list(walk) for walk in view.both_ways(DEFAULT_NAMESPACE, pack([1, 5])))
-    assert down == [(1, 1), (0, 1)]
-    assert up == [(2, 2), (3, 0)]
+    assert down == [1, 0]
+    assert up == [2, 3]
