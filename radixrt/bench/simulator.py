@@ -110,7 +110,6 @@ class _Progress:
         "first_token_s",
         "index",
         "output_ids",
-        "results",
         "sequence",
     )
 
@@ -119,7 +118,6 @@ class _Progress:
     ) -> None:
         self.index = index
         self.output_ids = output_ids
-        self.results = [sampled(token_id) for token_id in (*output_ids, EOS)]  # by place in the output
         self.sequence = sequence
         self.arrived_s = arrived_s
         self.admitted_s: float | None = None
@@ -239,7 +237,8 @@ class Simulation:
                 results.append(NOT_SAMPLED)
                 continue
             place = len(sequence.token_ids) - sequence.num_prompt_tokens
-            results.append(progress.results[place])
+            output_ids = progress.output_ids
+            results.append(sampled(output_ids[place] if place < len(output_ids) else EOS))
             if place == 0:
                 progress.first_token_s = self.now_s
         moved = self.scheduler.take_in(plan, StepResult(tuple(results)))
