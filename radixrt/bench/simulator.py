@@ -329,7 +329,7 @@ def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple
     num_pages = cache.pool.capacity - cache.pool.num_free
     unused: dict[int, int] = {}  # page -> slots without a token, only of pages that are not full
     full: set[int] = set()
-    for node in cache.tree.nodes():
+    for node in cache.tree.leaves():  # all others end with a page
         if rest := -len(node.tokens) % page_bytes:
             unused[node.pages[-1]] = rest // TOKEN_BYTES
     for sequence in running:

@@ -325,7 +325,7 @@ class RadixTree:
         for leaf in spared:
             leaf.last_used = self._counter  # being waited for counts as a use: others come up first next time
             self._leaves.add(leaf)
-        if spared:
+        if spared and num_left:
             self._evict(num_left, None, evictions, [])
         return evictions
 
@@ -421,6 +421,15 @@ class RadixTree:
                 yield node
             stack.extend(node.children.values())
 
+    def leaves(self) -> list[RadixNode]:
+        """Give the nodes that have no children."""
+        inner = list(self._roots.values())
+        leaves: list[RadixNode] = []
+        while inner:
+            for node in inner.pop().children.values():
+                (inner if node.children else leaves).append(node)
+        return leaves
+
     def pages(self) -> Iterator[int]:
         """Give every page that the tree names, once per naming."""
         for node in self.nodes():
@@ -444,7 +453,7 @@ class RadixTree:
             raise InvariantViolation(
                 f"tree counts {self.num_pages} pages, names {len(named)}, {len(set(named))} distinct"
             )
-        self._leaves.check(node for node in self.nodes() if node.is_leaf)
+        self._leaves.check(self.leaves())
 
     def _check_children(self, node: RadixNode) -> None:
         if sorted(node.children) != node.child_keys:

@@ -70,8 +70,8 @@ class StepTimeModel:
 
     def predict(self, num_tokens: int, num_pairs: float) -> float:
         """Give the seconds of a step, never less than 0."""
-        features = (1.0, num_tokens, num_pairs)
-        seconds = sum(w * u * f for w, u, f in zip(self._weights, UNITS, features, strict=True))
+        fixed, per_token, per_pair = self._weights
+        seconds = fixed * UNITS[0] + per_token * UNITS[1] * num_tokens + per_pair * UNITS[2] * num_pairs
         return max(seconds, 0.0)
 
     @property
