@@ -340,6 +340,7 @@ def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple
         for place in range(num_full, len(pages)):
             rest = min(page_size, (place + 1) * page_size - num_computed)
             unused[pages[place]] = min(rest, unused.get(pages[place], page_size))
-        full.update(pages[:num_full])
+        # What else it has filled was whole when it was published: the tree's started pages are ends of prompts.
+        full.update(pages[sequence.num_prompt_tokens // page_size : num_full])
     num_unused = sum(rest for page, rest in unused.items() if page not in full)
     return num_pages * page_size, num_unused

@@ -101,24 +101,31 @@ class Peak:
         self._demands = sorted(demands)
         self._num_more_pages = sum(demand.num_more_pages for demand in self._demands)
         self._ended: list[int] = []  # own pages of the first k; empty until it is needed
+        self._known: dict[tuple[Demand, int], bool] = {}  # many who wait have the same needs
 
     def add(self, demand: Demand) -> None:
         """Take in one more that has begun. Cost: O(n)."""
         insort(self._demands, demand)
         self._num_more_pages += demand.num_more_pages
         self._ended = []
+        self._known = {}
 
     def fits(self, own: Demand, num_free_pages: int) -> bool:
         """Tell whether so many pages, free once it has begun, suffice for another sequence and the others. Cost: O(log n)."""
         if self._num_more_pages + own.num_more_pages <= num_free_pages:
             return True  # even if nobody ended before all have grown
+        known = self._known.get((own, num_free_pages))
+        if known is None:
+            known = self._known[own, num_free_pages] = self._peak_with(own) <= num_free_pages
+        return known
+
+    def _peak_with(self, own: Demand) -> int:
         if not self._ended:
             self._prepare()
         place = bisect_left(self._demands, own)
         num_more_pages, num_own_pages = own
         at_its_end = (len(self._demands) - place + 1) * num_more_pages - self._ended[place]
-        peak = max(num_more_pages, self._with_longer[place], at_its_end, self._rest[place] - num_own_pages)
-        return peak <= num_free_pages
+        return max(num_more_pages, self._with_longer[place], at_its_end, self._rest[place] - num_own_pages)
 
     def _prepare(self) -> None:
         num_running = len(self._demands)

@@ -1,9 +1,10 @@
 """WaitingList: who waits, in order of admission, without matching everybody again in every step.
 
-Three views of the same sequences:
+Four views of the same sequences:
 - by policy key, sorted; a key that became too good (its prefix was evicted) is corrected when it comes up;
 - by token ids, sorted, per namespace: those who share a prefix stand side by side, so that publishing a prefix
   touches its neighbours only;
+- by arrival, to count who is passed over;
 - the urgent ones, passed over max_skips times, in order of arrival.
 
 A sequence whose prefix is being computed by a running one waits for it outside that order.
@@ -65,7 +66,7 @@ class Candidate:
 class WaitingList:
     """Own the waiting sequences and their order.
 
-    Invariants: every waiting sequence is in all its views exactly once; a candidate is in the order unless it is
+    Invariants: every waiting sequence is in each of its views exactly once; a candidate is in the order unless it is
     urgent or waits for another's prefix.
     """
 
@@ -75,6 +76,7 @@ class WaitingList:
         self._policy = policy
         self._max_skips = max_skips
         self._candidates: dict[Sequence, Candidate] = {}
+        self._by_arrival: list[tuple[int, Candidate]] = []
         self._order: list[tuple[OrderKey, Candidate]] = []  # no two have the same key
         self._sorted: SortedPrompts[Candidate] = SortedPrompts()
         self._urgent: list[tuple[int, Candidate]] = []  # no two have the same arrival
@@ -95,6 +97,7 @@ class WaitingList:
         """Let a sequence wait. Cost: one lookup, O(log n), one comparison per running prefill."""
         candidate = Candidate(sequence)
         self._candidates[sequence] = candidate
+        insort(self._by_arrival, (sequence.arrival, candidate))
         self._sorted.add(sequence.namespace, candidate.tokens, sequence.arrival, candidate)
         candidate.num_cached_pages = len(self.match(candidate).pages)
         if sequence.num_skips >= self._max_skips and self._policy.is_fair:
@@ -111,6 +114,7 @@ class WaitingList:
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer. Cost: O(log n) and one move of pointers."""
         candidate = self._candidates.pop(sequence)
+        del self._by_arrival[bisect_left(self._by_arrival, (sequence.arrival,))]
         self._sorted.remove(sequence.namespace, candidate.tokens, sequence.arrival)
         self._unqueue(candidate)
         if candidate.computed_by is not None:
@@ -167,11 +171,13 @@ class WaitingList:
 
     def count_skips(self, youngest_admitted: int) -> None:
         """Note that a sequence of this arrival was admitted: everybody older was passed over."""
-        for sequence, candidate in self._candidates.items():
-            if sequence.arrival < youngest_admitted:
-                sequence.num_skips += 1
-                if sequence.num_skips >= self._max_skips and self._policy.is_fair and not candidate.is_urgent:
-                    self._make_urgent(candidate)
+        num_passed = bisect_left(self._by_arrival, (youngest_admitted,))
+        num_late = self._max_skips if self._policy.is_fair else 1 << 62
+        for _, candidate in self._by_arrival[:num_passed]:
+            sequence = candidate.sequence
+            num_skips = sequence.num_skips = sequence.num_skips + 1
+            if num_skips >= num_late and not candidate.is_urgent:
+                self._make_urgent(candidate)
 
     def _make_urgent(self, candidate: Candidate) -> None:
         candidate.is_urgent = True
@@ -299,6 +305,8 @@ class WaitingList:
         if keys != sorted(keys) or keys != [candidate.queued_key for _, candidate in self._order]:
             raise InvariantViolation("waiting sequences are not in the order of their keys")
         queued = {id(candidate) for _, candidate in self._order}
+        if self._by_arrival != sorted((item.sequence.arrival, item) for item in self._candidates.values()):
+            raise InvariantViolation("waiting sequences and their order of arrival differ")
         urgent = {id(candidate) for _, candidate in self._urgent}
         waiting = {id(candidate) for waiters in self._waiters.values() for candidate in waiters}
         for candidate in self._candidates.values():
