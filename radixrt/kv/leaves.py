@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from radixrt.errors import InvariantViolation
@@ -26,7 +27,9 @@ class LeafQueue:
     def __init__(self, pool: PagePool, key: Callable[[EvictionFacts], EvictionKey]) -> None:
         self._pool = pool
         self._key = key
-        self._heap: list[Row] = []  # may hold rows that are out of date
+        # Both may hold rows that are out of date. Under lru nearly all come in order and need no heap.
+        self._run: deque[Row] = deque()  # sorted: those that came behind all others in it
+        self._heap: list[Row] = []
         self._num_queued = 0
         self._last: Row | None = None  # that came up
         self._furthest: Row | None = None  # that came up since `take_turns`
@@ -42,16 +45,20 @@ class LeafQueue:
         if leaf.queued_key is None or key < leaf.queued_key:
             self._num_queued += 1
             leaf.queued_key = key
-            heapq.heappush(self._heap, (key, self._num_queued, leaf))
+            row, run = (key, self._num_queued, leaf), self._run
+            if not run or run[-1][0] <= key:
+                run.append(row)
+            else:
+                heapq.heappush(self._heap, row)
 
     def pop(self) -> RadixNode | None:
         """Take out the first leaf whose last page only the tree holds; None = there is none.
 
         Cost: O(log leaves), and as much for each row out of date and each leaf that is set aside, once.
         """
-        heap, refs, key_of = self._heap, self._pool.refs, self._key
-        while heap:
-            row = heapq.heappop(heap)
+        run, heap, refs, key_of = self._run, self._heap, self._pool.refs, self._key
+        while run or heap:
+            row = run.popleft() if run and not (heap and heap[0] < run[0]) else heapq.heappop(heap)
             key, _, leaf = row
             if key is not leaf.queued_key and key != leaf.queued_key:
                 continue  # it was queued again under a smaller key
@@ -61,8 +68,8 @@ class LeafQueue:
             if key != key_of(leaf):
                 self.add(leaf)
                 continue
-            self._last = row
-            if self._furthest is None or row > self._furthest:
+            self._last, furthest = row, self._furthest
+            if furthest is None or row > furthest:
                 self._furthest = row
             if refs[leaf.pages[-1]] == 1:
                 return leaf
@@ -114,7 +121,9 @@ class LeafQueue:
 
     def check(self, leaves: Iterable[RadixNode]) -> None:
         """Raise InvariantViolation unless all leaves of the tree are queued or set aside. Cost: O(leaves)."""
-        queued = {id(node) for key, _, node in self._heap if key is node.queued_key}
+        queued = {id(node) for key, _, node in (*self._run, *self._heap) if key is node.queued_key}
+        if list(self._run) != sorted(self._run, key=lambda row: row[:2]):
+            raise InvariantViolation("the run of leaves is not in order")
         for leaf in leaves:
             page = leaf.pages[-1]
             is_aside = page in self._aside and self._aside[page][2] is leaf and self._pool.is_watched(page)

@@ -336,8 +336,8 @@ class RadixTree:
 
         Leaves of which nothing may go while others are there are put into `spared`.
         """
-        shortened = None
-        while num_pages > 0 and len(spared) < MAX_SPARED and (leaf := self._leaves.pop()) is not None:
+        shortened, pop = None, self._leaves.pop
+        while num_pages > 0 and len(spared) < MAX_SPARED and (leaf := pop()) is not None:
             num_kept = 0
             if wanted is not None:
                 known = leaf.wanted
@@ -345,10 +345,12 @@ class RadixTree:
                     num_kept = known[2]  # nothing has changed since
                 else:
                     num_kept = self._num_wanted_pages(leaf, wanted)
-            if num_kept < len(leaf.pages):
-                eviction = self._truncate(leaf, min(num_pages, len(leaf.pages) - num_kept))
-                evictions.append(eviction)
-                num_pages -= eviction.num_pages
+                if num_kept == len(leaf.pages):
+                    spared.append(leaf)
+                    continue
+            eviction = self._truncate(leaf, min(num_pages, len(leaf.pages) - num_kept))
+            evictions.append(eviction)
+            num_pages -= eviction.num_pages
             if not leaf.pages:
                 self._remove(leaf)
             elif num_kept == len(leaf.pages):
