@@ -112,7 +112,8 @@ class PrefixCache:
         self.now_s = 0.0  # told by the scheduler, for scopes and the log
         self._log = EvictionLog()
         self._leases: set[PageLease] = set()
-        self._leased: dict[int, int] = {}  # page -> leases that hold it
+        self._leased = [0] * num_pages  # by page: leases that hold it
+        self._num_leased_pages = 0  # of these, more than none
 
     # -- questions --------------------------------------------------------------------------------------
 
@@ -127,16 +128,16 @@ class PrefixCache:
     @property
     def num_leased_pages(self) -> int:
         """Distinct pages that live leases hold."""
-        return len(self._leased)
+        return self._num_leased_pages
 
     def num_unleased(self, pages: Collection[int]) -> int:
         """Count the pages that no lease holds: admission would turn them from evictable into leased."""
-        return len(pages) - sum(map(self._leased.__contains__, pages))
+        return list(map(self._leased.__getitem__, pages)).count(0)
 
     @property
     def num_obtainable_pages(self) -> int:
         """Pages that are free or that only the tree holds."""
-        return self.pool.capacity - len(self._leased)
+        return self.pool.capacity - self._num_leased_pages
 
     def lookup(
         self, namespace: Namespace, token_ids: array[int], *, max_tokens: int | None = None
@@ -299,6 +300,7 @@ class PrefixCache:
             pages = self.pool.allocate(num_pages)
             if pages is None and not self.scopes.break_oldest():
                 return None
+        self._num_leased_pages += num_pages
         for page in pages:
             self._leased[page] = 1
         return pages
@@ -312,20 +314,19 @@ class PrefixCache:
         return num_freed
 
     def _retain(self, pages: list[int]) -> None:
+        # No page stands twice in what one lease holds: counting those without a lease before or after is enough.
         self.pool.retain(pages)
+        self._num_leased_pages += self.num_unleased(pages)
         leased = self._leased
         for page in pages:
-            leased[page] = leased.get(page, 0) + 1
+            leased[page] += 1
 
     def _release(self, pages: list[int]) -> None:
         self.pool.release(pages)
         leased = self._leased
         for page in pages:
-            num_left = leased[page] - 1
-            if num_left:
-                leased[page] = num_left
-            else:
-                del leased[page]
+            leased[page] -= 1
+        self._num_leased_pages -= self.num_unleased(pages)
 
     def check(self) -> None:
         """Raise InvariantViolation unless every reference has an owner. Cost: O(pages + nodes)."""
@@ -335,7 +336,8 @@ class PrefixCache:
         leased: Counter[int] = Counter()
         for lease in self._leases:
             leased.update(lease.held_pages)
-        if dict(leased) != self._leased:
+        num_leases = [leased[page] for page in range(self.pool.num_pages)]
+        if num_leases != self._leased or len(leased) != self._num_leased_pages:
             raise InvariantViolation("the count of leased pages differs from the leases")
         owners = leased + self.scopes.owners() + Counter(self.tree.pages())
         for page in range(self.pool.num_pages):

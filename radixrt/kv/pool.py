@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from radixrt.errors import InvariantViolation
@@ -54,12 +54,13 @@ class PagePool:
             self.refs[page] = 1
         return pages
 
-    def retain(self, pages: Iterable[int]) -> None:
+    def retain(self, pages: Collection[int]) -> None:
         """Add one reference to pages that are in use."""
         refs = self.refs
+        if 0 in map(refs.__getitem__, pages):
+            page = next(page for page in pages if refs[page] == 0)
+            raise InvariantViolation(f"retain of page {page}, which is free")
         for page in pages:
-            if refs[page] == 0:
-                raise InvariantViolation(f"retain of page {page}, which is free")
             refs[page] += 1
 
     def release(self, pages: Iterable[int]) -> int:
@@ -70,12 +71,14 @@ class PagePool:
             if num_left < 0:
                 raise InvariantViolation(f"release of page {page}, which is free")
             refs[page] = num_left
-            if num_left == 1 and page in watched:
-                watched.remove(page)
-                self._single.append(page)
-            elif num_left == 0:
+            if num_left > 1:
+                continue
+            if num_left == 0:
                 self._free.append(page)
                 num_freed += 1
+            elif page in watched:
+                watched.remove(page)
+                self._single.append(page)
         return num_freed
 
     def watch(self, page: int) -> None:

@@ -178,9 +178,9 @@ class Scheduler:
         The cost of return is what must be computed again: the pages that nobody else keeps.
         """
         younger = [item for item in self.running if item.arrival > sequence.arrival]
-        return min(
-            younger, key=lambda item: (self._demand(item).num_own_pages, -item.arrival), default=sequence
-        )
+        own_pages = [demand.num_own_pages for demand in self._demands(younger)]
+        costs = [(num_own, -item.arrival, item) for num_own, item in zip(own_pages, younger, strict=True)]
+        return min(costs, default=(0, 0, sequence))[2]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's pages; what it computed stays in the tree, first to be evicted."""
@@ -237,7 +237,7 @@ class Scheduler:
                 continue
             self._start(sequence, lease)
             if self._peak is not None:
-                self._peak.add(self._demand(sequence))
+                self._peak.add(*self._demands([sequence]))
             youngest = max(youngest, sequence.arrival)
             num_tokens = min(
                 sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
@@ -284,26 +284,32 @@ class Scheduler:
         num_free = cache.num_obtainable_pages - len(self.running) - num_fresh
         if num_free < 0:
             return False
-        own = self._demand(sequence, num_own_pages=num_fresh)
+        [own] = self._demands([sequence], num_own_pages=num_fresh)
         if num_free < own.num_more_pages:
             return False
         if self._peak is None:
-            self._peak = Peak([self._demand(item) for item in self.running])
+            self._peak = Peak(self._demands(self.running))
         # Most that do not fit would not even fit if all they share were leased already.
         return self._peak.fits(own, num_free) and self._peak.fits(own, num_free - cache.num_unleased(shared))
 
-    def _demand(self, sequence: Sequence, *, num_own_pages: int | None = None) -> Demand:
-        """Say what a sequence holds alone and what it will lease until its predicted end."""
-        request, lease, page_size = sequence.request, sequence.lease, self.cache.page_size
-        num_total, num_prompt = len(sequence.token_ids), sequence.num_prompt_tokens
-        num_outputs = self.output_lengths.predict(
-            request.label, num_so_far=num_total - num_prompt, max_tokens=request.sampling.max_tokens
-        )
-        if num_own_pages is None:  # an estimate: all but those it began with
-            num_own_pages = 0 if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size
-        # Pages at its end less pages now, both rounded up.
-        num_more_pages = -num_total // page_size - -(num_prompt + num_outputs) // page_size
-        return tuple.__new__(Demand, (num_more_pages, num_own_pages))
+    def _demands(self, sequences: list[Sequence], *, num_own_pages: int = 0) -> list[Demand]:
+        """Say what sequences will lease until their predicted ends, and what each holds alone.
+
+        Args:
+            num_own_pages: of those that wait. Those that run are taken to share what they began with, and no more.
+        """
+        predict, page_size, demands = self.output_lengths.predict, self.cache.page_size, []
+        for sequence in sequences:
+            request, lease, num_prompt = sequence.request, sequence.lease, sequence.num_prompt_tokens
+            num_total, max_tokens = len(sequence.token_ids), request.sampling.max_tokens
+            num_outputs = predict(request.label, num_so_far=num_total - num_prompt, max_tokens=max_tokens)
+            # Pages at its end less pages now, both rounded up.
+            num_more = -num_total // page_size - -(num_prompt + num_outputs) // page_size
+            num_own = (
+                num_own_pages if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size
+            )
+            demands.append(tuple.__new__(Demand, (num_more, num_own)))
+        return demands
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
         self.cache.touch(sequence.namespace, sequence.token_ids)

@@ -126,11 +126,14 @@ class WaitingList:
         """Give candidates in order of admission; those that are still here afterwards keep their place."""
         for _, candidate in list(self._urgent):
             yield candidate
-        order, place = self._order, 0
+        order, place, tree = self._order, 0, self._cache.tree
         while place < len(order):
             row = order[place]
             key, candidate = row
-            num_pages = len(self.match(candidate).pages)
+            match = candidate.match
+            if match is None or candidate.matched_at != tree.version:
+                match = self.match(candidate)
+            num_pages = len(match.pages)
             if num_pages != candidate.num_cached_pages:
                 candidate.num_cached_pages = num_pages
                 self._enqueue(candidate)
