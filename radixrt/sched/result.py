@@ -9,18 +9,6 @@ from radixrt.types import FinishReason, TokenLogprob
 NO_LOGPROBS: tuple[TokenLogprob, ...] = ()
 
 
-def plain_token(sequence: Sequence, result: ChunkResult) -> int | None:
-    """Give the token that a result appends and does nothing else, by itself; None where there may be more to do."""
-    token_id, logprob, closing_logprob, scored, error, _, removed_probability = result
-    if token_id is None or error is not None or sequence.constraint is not None:
-        return None
-    if logprob is not None or closing_logprob is not None or scored or removed_probability is not None:
-        return None
-    if token_id in sequence.eos_ids or token_id in sequence.request.sampling.stop_token_ids:
-        return None
-    return token_id
-
-
 def take_result(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> FinishReason | None:
     """Move a chunk's result into its sequence; give why the sequence ends, or None."""
     if chunk.scored or result.scored:

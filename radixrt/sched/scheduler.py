@@ -31,7 +31,7 @@ from radixrt.sched.plan import (
 )
 from radixrt.sched.policy import POLICIES
 from radixrt.sched.prediction import Demand, OutputLengths, Peak
-from radixrt.sched.result import plain_token, take_result, update_of
+from radixrt.sched.result import take_result, update_of
 from radixrt.sched.sequence import NO_POSITIONS, Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason
@@ -365,18 +365,26 @@ class Scheduler:
             sequence, start, num_tokens, _, scored, is_first = chunk
             if under_way.get(sequence) is not chunk:
                 continue  # ended, preempted or taken back while the step ran
-            stop = sequence.num_computed = start + num_tokens
+            token_id, logprob, _, known, failure, _, removed_probability = chunk_result
+            token_ids, stop, error = sequence.token_ids, start + num_tokens, None
+            sequence.num_computed = stop
             sequence.num_forwarded += num_tokens
-            token_ids, error = sequence.token_ids, None
             if (
-                is_first
+                token_id is None
                 or start < sequence.num_prompt_tokens
                 or stop != len(token_ids)
+                or is_first
                 or scored is not NO_POSITIONS
-                or (token_id := plain_token(sequence, chunk_result)) is None
+                or sequence.constraint is not None
+                or failure is not None
+                or logprob is not None
+                or known
+                or removed_probability is not None
+                or token_id in sequence.eos_ids
+                or token_id in sequence.request.sampling.stop_token_ids
             ):
                 error = self._advance(chunk, chunk_result)
-            else:  # what becomes of nearly every chunk, in short
+            else:  # nearly every chunk: the same in short
                 token_ids.append(token_id)
                 if stop + 1 >= sequence.num_max_total:
                     self.finish(sequence, FinishReason.LENGTH)
