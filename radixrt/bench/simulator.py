@@ -228,26 +228,27 @@ class Simulation:
         self._num_plans += 1
         self._num_steps += num_merged
         self._num_computed_tokens += num_tokens
-        results = []
+        results, progress_of = [], self._progress
         for sequence, _, _, wants_sample, _, is_first in plan.chunks:
-            progress = self._progress[sequence]
-            if is_first and progress.admitted_s is None:
-                progress.admitted_s = began_s
+            if is_first and progress_of[sequence].admitted_s is None:
+                progress_of[sequence].admitted_s = began_s
             if not wants_sample:
                 results.append(NOT_SAMPLED)
                 continue
+            output_ids = progress_of[sequence].output_ids
             place = len(sequence.token_ids) - sequence.num_prompt_tokens
-            output_ids = progress.output_ids
             results.append(sampled(output_ids[place] if place < len(output_ids) else EOS))
             if place == 0:
-                progress.first_token_s = self.now_s
-        moved = self.scheduler.take_in(plan, StepResult(tuple(results)))
+                progress_of[sequence].first_token_s = self.now_s
+        num_running = len(self.scheduler.running)
+        self.scheduler.take_in(plan, StepResult(tuple(results)))
         self._count_waste(num_merged)
         if num_merged == 1:
             self.scheduler.observe(num_tokens, num_pairs, seconds)
-        for sequence, _ in moved:
-            if sequence.finish_reason is not None:
-                self._end(self._progress.pop(sequence))
+        if len(self.scheduler.running) < num_running:
+            for chunk in plan.chunks:
+                if chunk.sequence.finish_reason is not None:
+                    self._end(progress_of.pop(chunk.sequence))
 
     def _end(self, progress: _Progress) -> None:
         progress.ended_s = self.now_s

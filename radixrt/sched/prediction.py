@@ -13,6 +13,8 @@ from itertools import accumulate
 from operator import add, mul, sub
 from typing import NamedTuple
 
+from radixrt.sched.sequence import Sequence
+
 QUANTILE = 0.9
 NUM_KEPT_LENGTHS = 128
 NUM_KEPT_LABELS = 1024
@@ -87,6 +89,26 @@ class Demand(NamedTuple):
 
     num_more_pages: int
     num_own_pages: int
+
+
+def demands_of(
+    sequences: Iterable[Sequence], lengths: OutputLengths, *, page_size: int, num_own_pages: int = 0
+) -> list[Demand]:
+    """Say what sequences will lease until their predicted ends, and what each holds alone. Pure.
+
+    Args:
+        num_own_pages: of those that wait. Those that run are taken to share what they began with, and no more.
+    """
+    predict, demands = lengths.predict, []
+    for sequence in sequences:
+        request, lease, num_prompt = sequence.request, sequence.lease, sequence.num_prompt_tokens
+        num_total, max_tokens = len(sequence.token_ids), request.sampling.max_tokens
+        num_outputs = predict(request.label, num_so_far=num_total - num_prompt, max_tokens=max_tokens)
+        # Pages at its end less pages now, both rounded up.
+        num_more = -num_total // page_size - -(num_prompt + num_outputs) // page_size
+        num_own = num_own_pages if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size
+        demands.append(tuple.__new__(Demand, (num_more, num_own)))
+    return demands
 
 
 class Peak:

@@ -30,7 +30,7 @@ from radixrt.sched.plan import (
     make_chunk,
 )
 from radixrt.sched.policy import POLICIES
-from radixrt.sched.prediction import Demand, OutputLengths, Peak
+from radixrt.sched.prediction import Demand, OutputLengths, Peak, demands_of
 from radixrt.sched.result import take_result, update_of
 from radixrt.sched.sequence import NO_POSITIONS, Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
@@ -178,7 +178,7 @@ class Scheduler:
         The cost of return is what must be computed again: the pages that nobody else keeps.
         """
         younger = [item for item in self.running if item.arrival > sequence.arrival]
-        own_pages = [demand.num_own_pages for demand in self._demands(younger)]
+        own_pages = [demand.num_own_pages for demand in self._demands_of(younger)]
         costs = [(num_own, -item.arrival, item) for num_own, item in zip(own_pages, younger, strict=True)]
         return min(costs, default=(0, 0, sequence))[2]
 
@@ -237,7 +237,7 @@ class Scheduler:
                 continue
             self._start(sequence, lease)
             if self._peak is not None:
-                self._peak.add(*self._demands([sequence]))
+                self._peak.add(*self._demands_of([sequence]))
             youngest = max(youngest, sequence.arrival)
             num_tokens = min(
                 sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
@@ -272,6 +272,9 @@ class Scheduler:
             return None
         return self.cache.admit(match, num_tokens=num_tokens, label=label)
 
+    def _demands_of(self, sequences: list[Sequence]) -> list[Demand]:
+        return demands_of(sequences, self.output_lengths, page_size=self.cache.page_size)
+
     def _has_room(self, sequence: Sequence, shared: Collection[int]) -> bool:
         """Tell whether the predicted peak fits the pool with one more sequence, which would share these pages.
 
@@ -284,32 +287,15 @@ class Scheduler:
         num_free = cache.num_obtainable_pages - len(self.running) - num_fresh
         if num_free < 0:
             return False
-        [own] = self._demands([sequence], num_own_pages=num_fresh)
+        [own] = demands_of(
+            [sequence], self.output_lengths, page_size=cache.page_size, num_own_pages=num_fresh
+        )
         if num_free < own.num_more_pages:
             return False
         if self._peak is None:
-            self._peak = Peak(self._demands(self.running))
+            self._peak = Peak(self._demands_of(self.running))
         # Most that do not fit would not even fit if all they share were leased already.
         return self._peak.fits(own, num_free) and self._peak.fits(own, num_free - cache.num_unleased(shared))
-
-    def _demands(self, sequences: list[Sequence], *, num_own_pages: int = 0) -> list[Demand]:
-        """Say what sequences will lease until their predicted ends, and what each holds alone.
-
-        Args:
-            num_own_pages: of those that wait. Those that run are taken to share what they began with, and no more.
-        """
-        predict, page_size, demands = self.output_lengths.predict, self.cache.page_size, []
-        for sequence in sequences:
-            request, lease, num_prompt = sequence.request, sequence.lease, sequence.num_prompt_tokens
-            num_total, max_tokens = len(sequence.token_ids), request.sampling.max_tokens
-            num_outputs = predict(request.label, num_so_far=num_total - num_prompt, max_tokens=max_tokens)
-            # Pages at its end less pages now, both rounded up.
-            num_more = -num_total // page_size - -(num_prompt + num_outputs) // page_size
-            num_own = (
-                num_own_pages if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size
-            )
-            demands.append(tuple.__new__(Demand, (num_more, num_own)))
-        return demands
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
         self.cache.touch(sequence.namespace, sequence.token_ids)
@@ -354,19 +340,23 @@ class Scheduler:
 
         Returns: one update per sequence that has something new for its reader.
         """
-        updates = [update_of(sequence, error) for sequence, error in self.take_in(plan, result)]
+        moved, errors = self.take_in(plan, result)
+        updates = [update_of(chunk.sequence, errors.get(chunk.sequence)) for chunk, _ in moved]
         return [item for item in updates if item.token_ids or item.finish_reason or item.error]
 
-    def take_in(self, plan: StepPlan, result: StepResult) -> list[tuple[Sequence, RadixrtError | None]]:
-        """Commit a step whose sequences have no readers; give those that went on or ended, and what ended them badly."""
-        moved: list[tuple[Sequence, RadixrtError | None]] = []
+    def take_in(
+        self, plan: StepPlan, result: StepResult
+    ) -> tuple[list[tuple[Chunk, ChunkResult]], dict[Sequence, RadixrtError]]:
+        """Commit a step whose sequences have no readers; give what of it counts, and what ended sequences badly."""
+        counting = list(zip(plan.chunks, result.chunks, strict=True))
+        errors: dict[Sequence, RadixrtError] = {}
         under_way = self._in_flight.take(plan.chunks)
-        for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
+        if len(under_way) < len(counting):  # some ended, were preempted or taken back while the step ran
+            counting = [pair for pair in counting if under_way.get(pair[0].sequence) is pair[0]]
+        for chunk, chunk_result in counting:
             sequence, start, num_tokens, _, scored, is_first = chunk
-            if under_way.get(sequence) is not chunk:
-                continue  # ended, preempted or taken back while the step ran
             token_id, logprob, _, known, failure, _, removed_probability = chunk_result
-            token_ids, stop, error = sequence.token_ids, start + num_tokens, None
+            token_ids, stop = sequence.token_ids, start + num_tokens
             sequence.num_computed = stop
             sequence.num_forwarded += num_tokens
             if (
@@ -384,12 +374,13 @@ class Scheduler:
                 or token_id in sequence.request.sampling.stop_token_ids
             ):
                 error = self._advance(chunk, chunk_result)
+                if error is not None:
+                    errors[sequence] = error
             else:  # nearly every chunk: the same in short
                 token_ids.append(token_id)
                 if stop + 1 >= sequence.num_max_total:
                     self.finish(sequence, FinishReason.LENGTH)
-            moved.append((sequence, error))
-        return moved
+        return counting, errors
 
     def _advance(self, chunk: Chunk, result: ChunkResult) -> RadixrtError | None:
         """Take a chunk in, publish a prompt's pages, finish what is complete; give what ends it badly."""
