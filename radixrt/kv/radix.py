@@ -455,7 +455,7 @@ class RadixTree:
             raise InvariantViolation(
                 f"tree counts {self.num_pages} pages, names {len(named)}, {len(set(named))} distinct"
             )
-        self._leaves.check(self.leaves())
+        self._leaves.check(node for node in self.nodes() if node.is_leaf)
 
     def _check_children(self, node: RadixNode) -> None:
         if sorted(node.children) != node.child_keys:

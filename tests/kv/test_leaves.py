@@ -1,3 +1,4 @@
+import heapq
 import random
 
 import pytest
@@ -11,12 +12,19 @@ from radixrt.types import DEFAULT_NAMESPACE as NS
 
 
 class PlainQueue(LeafQueue):
-    """Pass over every leaf that others hold, and queue it again, in every eviction."""
+    """One heap; passes over every leaf that others hold, and queues it again, in every eviction."""
 
     def __init__(self, pool, key):
         super().__init__(pool, key)
         self.passed = []
         self.num_looks = 0
+
+    def add(self, leaf):
+        key = self._key(leaf)
+        if leaf.queued_key is None or key < leaf.queued_key:
+            self._num_queued += 1
+            leaf.queued_key = key
+            heapq.heappush(self._heap, (key, self._num_queued, leaf))
 
     def set_aside(self):
         self.num_looks += 1

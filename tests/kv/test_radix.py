@@ -40,8 +40,8 @@ def test_packing_keeps_tokens():
     assert unpack(pack(token_ids)) == token_ids
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 17])
-@pytest.mark.parametrize("difference", [0, 1, 2, 16, 99])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 17, 32, 33, 200])
+@pytest.mark.parametrize("difference", [0, 1, 2, 16, 31, 32, 99, 199])
 def test_num_common_tokens_counts_up_to_the_first_difference(length, difference):
     left = list(range(1000, 1000 + length))
     right = left.copy()

@@ -1,6 +1,7 @@
 import random
 
-from radixrt.sched.prediction import NUM_KEPT_LABELS, Demand, OutputLengths, Peak
+from radixrt.sched.prediction import NUM_KEPT_LABELS, QUANTILE, Demand, OutputLengths, Peak, demands_of
+from tests.support.simulation import Simulation
 
 
 def test_without_observations_nothing_short_is_promised():
@@ -24,6 +25,46 @@ def test_prediction_is_conditional_on_what_is_there_already():
     assert lengths.predict("call", num_so_far=4, max_tokens=200) == 50
     assert lengths.predict("call", num_so_far=60, max_tokens=200) == 120
     assert lengths.predict("call", num_so_far=60, max_tokens=61) == 61
+
+
+def test_prediction_is_the_quantile_of_those_that_were_longer():
+    rng = random.Random(3)
+    lengths, seen = OutputLengths(), []
+    for _ in range(120):
+        seen.append(rng.randrange(60))
+        lengths.observe("call", seen[-1])
+        num_so_far, max_tokens = rng.randrange(70), rng.randrange(70, 90)
+        longer = sorted(length for length in seen if length > num_so_far)
+        expected = longer[int(QUANTILE * (len(longer) - 1))] if longer else 2 * num_so_far
+        if len(seen) < 8:
+            expected = max_tokens
+        expected = max(min(expected, max_tokens), num_so_far + 1)
+        assert lengths.predict("call", num_so_far=num_so_far, max_tokens=max_tokens) == expected
+
+
+def test_demands_are_pages_at_the_predicted_end_less_those_there():
+    simulation = Simulation(num_pages=300, page_size=4, max_running=6)
+    rng = random.Random(1)
+    for length in range(20):
+        simulation.scheduler.output_lengths.observe("", length)
+    for _ in range(12):
+        simulation.add(
+            [rng.randrange(2) for _ in range(rng.randrange(1, 20))], max_tokens=rng.randrange(1, 25)
+        )
+    while not simulation.scheduler.is_idle:
+        scheduler, cache = simulation.scheduler, simulation.cache
+        everybody = [*scheduler.running, *scheduler.waiting]
+        found = demands_of(everybody, scheduler.output_lengths, page_size=4, num_own_pages=7)
+        for sequence, demand in zip(everybody, found, strict=True):
+            num_outputs = scheduler.output_lengths.predict(
+                "", num_so_far=sequence.num_output_tokens, max_tokens=sequence.sampling.max_tokens
+            )
+            num_last = cache.num_pages_for(sequence.num_prompt_tokens + num_outputs)
+            num_own = 7
+            if sequence.lease is not None:
+                num_own = len(sequence.lease.pages) - sequence.lease.num_shared_tokens // 4
+            assert demand == Demand(num_last - cache.num_pages_for(sequence.num_total), num_own)
+        simulation.step()
 
 
 def test_old_lengths_and_labels_are_forgotten():

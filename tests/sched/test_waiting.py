@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from radixrt.sched import waiting
 from radixrt.sched.latency import load_of
 from radixrt.sched.policy import HEAD_START
 from radixrt.sched.sequence import SequenceStatus
@@ -14,15 +15,15 @@ from tests.support.simulation import Simulation, output_of
 
 def best_by_hand(simulation):
     """The candidate that a full scan prefers, among those that wait for nobody."""
-    waiting = simulation.scheduler.waiting
-    free = [item for item in waiting._candidates.values() if item.computed_by is None]
+    those = simulation.scheduler.waiting
+    free = [item for item in those._candidates.values() if item.computed_by is None]
     if urgent := [item for item in free if item.is_urgent]:
         return min(urgent, key=lambda item: item.sequence.arrival).sequence
     if not free:
         return None
     for item in free:
-        item.num_cached_pages = len(waiting.match(item).pages)
-    return min(free, key=waiting._key).sequence
+        item.num_cached_pages = len(those.match(item).pages)
+    return min(free, key=those._key).sequence
 
 
 def test_eviction_spares_what_somebody_waits_for():
@@ -32,15 +33,17 @@ def test_eviction_spares_what_somebody_waits_for():
         simulation.add(prompt, max_tokens=1)
         simulation.finish_all()
     blocking = simulation.add([0, 0, 1] * 18, max_tokens=3)  # needs room: the older prefix would go first
-    waiting = simulation.add([*old, 1, 1], max_tokens=1)
+    late = simulation.add([*old, 1, 1], max_tokens=1)
     simulation.scheduler.waiting.make_urgent(blocking)
     simulation.finish_all()
-    assert waiting.num_cached == len(old)
-    assert simulation.cache.explain(waiting.namespace, young).num_cached_tokens < len(young) - 1
+    assert late.num_cached == len(old)
+    assert simulation.cache.explain(late.namespace, young).num_cached_tokens < len(young) - 1
 
 
+@pytest.mark.parametrize("max_single_moves", [0, 64])
 @pytest.mark.parametrize("seed", range(12))
-def test_first_candidate_is_the_one_a_full_scan_finds(seed):
+def test_first_candidate_is_the_one_a_full_scan_finds(seed, max_single_moves, monkeypatch):
+    monkeypatch.setattr(waiting, "MAX_SINGLE_MOVES", max_single_moves)
     rng = random.Random(seed)
     page_size = rng.choice([1, 4])
     s_per_token = rng.choice([1e-5, 1e-3, 1.0])
@@ -154,3 +157,63 @@ def test_cheapest_to_bring_back_is_preempted():
     simulation.step()
     assert {oldest, cheap, costly} == set(simulation.scheduler.running)
     assert simulation.scheduler._victim(oldest) is cheap
+
+
+def in_order_by_hand(those):
+    """All candidates in order of admission, as sorting everybody anew would give it."""
+    urgent = sorted((item for item in those._candidates.values() if item.is_urgent), key=arrival_of)
+    free = [item for item in those._candidates.values() if item.computed_by is None and not item.is_urgent]
+    for item in free:
+        item.num_cached_pages = len(those.match(item).pages)
+    return urgent + sorted(free, key=those._key)
+
+
+def arrival_of(candidate):
+    return candidate.sequence.arrival
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_leaving_while_the_order_is_given_moves_nobody_else(seed):
+    rng = random.Random(seed)
+    simulation = Simulation(num_pages=60, page_size=4, max_running=3, max_skips=rng.choice([3, 64]))
+    num_left = 0
+    for _ in range(120):
+        if len(simulation.scheduler.waiting) < 20:
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 30))]
+            simulation.add(prompt, max_tokens=rng.randrange(1, 6))
+        those = simulation.scheduler.waiting
+        expected, given = in_order_by_hand(those), []
+        gone = {item for item in expected if rng.random() < 0.1}
+        for item in those.in_order():
+            given.append(item)
+            if item in gone:
+                simulation.scheduler.finish(item.sequence, FinishReason.ABORT)
+                if len(given) > 1 and rng.random() < 0.5:  # and one that has been given
+                    simulation.scheduler.finish(given[-2].sequence, FinishReason.ABORT)
+                num_left += 1
+        assert given == expected
+        if rng.random() < 0.5:
+            simulation.step()
+        simulation.scheduler.check()
+    assert num_left > 20
+
+
+@pytest.mark.parametrize("is_fair", [True, False])
+def test_all_that_arrived_before_are_counted_as_passed_over(is_fair):
+    rng = random.Random(5)
+    policy = "cache_aware" if is_fair else "longest_prefix"
+    simulation = Simulation(policy=policy, num_pages=400, page_size=4, max_running=3, max_skips=4)
+    expected = dict.fromkeys((simulation.add([1, index % 2, 1], max_tokens=9) for index in range(12)), 0)
+    simulation.step()
+    for _ in range(40):
+        if simulation.scheduler.running and rng.random() < 0.3:
+            simulation.scheduler._preempt(rng.choice(simulation.scheduler.running))  # comes back late
+        expected = {item: item.num_skips for item in simulation.scheduler.waiting}
+        youngest = rng.randrange(12)
+        simulation.scheduler.waiting.count_skips(youngest)
+        for item, num_skips in expected.items():
+            assert item.num_skips == num_skips + (item.arrival < youngest)
+            is_urgent = simulation.scheduler.waiting._candidates[item].is_urgent
+            assert is_urgent == (is_fair and item.num_skips >= 4)
+        simulation.scheduler.waiting.check()
+        simulation.scheduler._admit([])

@@ -1,0 +1,171 @@
+"""What is done in short for nearly every chunk is what the general way does."""
+
+import random
+
+import pytest
+
+from radixrt.sched.budget import split_tokens
+from radixrt.sched.in_flight import InFlight
+from radixrt.sched.latency import load_of, pairs_of
+from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult, sampled
+from radixrt.sched.scheduler import Scheduler
+from radixrt.sched.sequence import NO_POSITIONS
+from radixrt.types import FinishReason
+from tests.support.simulation import EOS, Simulation, output_of
+
+
+class GeneralScheduler(Scheduler):
+    """Sends every chunk the general way."""
+
+    num_chunks = 0
+
+    def take_in(self, plan, result):
+        counting, errors = [], {}
+        under_way = self._in_flight.take(plan.chunks)
+        for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
+            sequence = chunk.sequence
+            if under_way.get(sequence) is chunk:
+                sequence.num_computed = chunk.stop
+                sequence.num_forwarded += chunk.num_tokens
+                counting.append((chunk, chunk_result))
+                self.num_chunks += 1
+                if (error := self._advance(chunk, chunk_result)) is not None:
+                    errors[sequence] = error
+        return counting, errors
+
+
+class ShortScheduler(Scheduler):
+    num_general = 0
+
+    def _advance(self, chunk, result):
+        self.num_general += 1
+        return super()._advance(chunk, result)
+
+
+def state(simulation):
+    """All that a step may change, without the identity of sequences."""
+    everybody = [*simulation.scheduler.running, *simulation.scheduler.waiting]
+    return [
+        (
+            item.arrival,
+            item.status,
+            item.num_computed,
+            item.num_forwarded,
+            item.num_cached,
+            item.num_delivered,
+            item.token_ids.tolist(),
+            item.lease and list(item.lease.pages),
+            dict(item.token_logprobs),
+        )
+        for item in everybody
+    ], list(simulation.cache.pool.refs)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_short_way_of_a_chunk_is_the_general_one(seed, overlap):
+    rng = random.Random(seed)
+    options = {
+        "num_pages": rng.choice([30, 90]),
+        "page_size": rng.choice([1, 4]),
+        "max_step_tokens": rng.choice([5, 40]),
+        "max_running": rng.choice([2, 6]),
+        "end_every": rng.choice([0, 7]),
+        "overlap": overlap,
+    }
+    short, general = Simulation(**options), Simulation(**options)
+    short.scheduler.__class__, general.scheduler.__class__ = ShortScheduler, GeneralScheduler
+    pairs = []
+    for _ in range(150):
+        draw = rng.random()
+        if draw < 0.3 and len(short.scheduler.waiting) < 8:
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+            sampling = {"max_tokens": rng.randrange(1, 14), "min_tokens": rng.choice([0, 0, 1])}
+            sampling |= rng.choice(
+                [{}, {}, {}, {"logprobs": 0}, {"stop_token_ids": (1,)}, {"ignore_eos": True}]
+            )
+            if rng.random() < 0.1:
+                sampling["prompt_logprobs"] = 0
+            pairs.append(tuple(side.add(prompt, seed=seed, **sampling) for side in (short, general)))
+        elif draw < 0.33 and pairs:
+            for side, sequence in zip((short, general), rng.choice(pairs), strict=True):
+                side.scheduler.finish(sequence, FinishReason.ABORT)
+        else:
+            given = [
+                [
+                    (item.sequence.arrival, item.token_ids, item.logprobs, item.finish_reason, item.error)
+                    for item in side.step()
+                ]
+                for side in (short, general)
+            ]
+            assert given[0] == given[1]
+        assert state(short) == state(general)
+        short.scheduler.check()
+    for one, other in pairs:
+        assert one.finish_reason is other.finish_reason
+        assert output_of(one) == output_of(other)
+    assert short.scheduler.num_general < 0.8 * general.scheduler.num_chunks  # there is a short way
+
+
+def decoding(**sampling):
+    """A sequence that decodes, and the plan of its next step."""
+    simulation = Simulation(num_pages=40)
+    sequence = simulation.add([0, 1, 1], max_tokens=9, **sampling)
+    simulation.step()
+    return simulation.scheduler, sequence, simulation.scheduler.plan(0.0)
+
+
+def test_a_plain_token_is_appended_and_an_end_is_not():
+    for token_id, num_more in ((1, 1), (EOS, 0)):
+        scheduler, sequence, plan = decoding()
+        num_before = sequence.num_total
+        scheduler.take_in(plan, StepResult((sampled(token_id),)))
+        assert sequence.num_total == num_before + num_more
+        assert sequence.finish_reason is (FinishReason.STOP if token_id == EOS else None)
+
+
+def test_what_comes_with_a_token_is_kept():
+    scheduler, sequence, plan = decoding()
+    place = sequence.num_output_tokens
+    scheduler.take_in(plan, StepResult((ChunkResult(1, removed_probability=0.25),)))
+    assert sequence.origin.removed == [(place, 0.25)]
+
+
+def test_a_sampled_result_has_nothing_but_its_token():
+    assert sampled(5) == ChunkResult(5)
+    assert type(sampled(5)) is ChunkResult
+
+
+def test_a_step_without_readers_delivers_nothing():
+    scheduler, sequence, plan = decoding()
+    num_delivered = sequence.num_delivered
+    scheduler.take_in(plan, StepResult((sampled(1),)))
+    assert sequence.num_delivered == num_delivered
+    [update] = scheduler.commit(scheduler.plan(0.0), StepResult((sampled(0),)))
+    assert update.token_ids == (1, 0)
+
+
+def test_load_of_chunks_is_the_sum_of_each():
+    rng = random.Random(0)
+    for _ in range(300):
+        chunks = [
+            Chunk(None, rng.randrange(5000), rng.choice([1, 1, rng.randrange(1, 900)]), True, NO_POSITIONS)
+            for _ in range(rng.randrange(6))
+        ]
+        num_pairs = sum((pairs_of(chunk.start, chunk.num_tokens) for chunk in chunks), 0.0)
+        assert load_of(chunks) == (StepPlan(tuple(chunks)).num_tokens, num_pairs)
+
+
+def test_shares_without_steps_under_way_are_all_that_is_pending():
+    rng = random.Random(0)
+    simulation = Simulation(num_pages=200, max_running=8, max_step_tokens=30)
+    for _ in range(30):
+        if len(simulation.scheduler.waiting) < 4:
+            simulation.add([rng.randrange(2) for _ in range(rng.randrange(1, 60))], max_tokens=9)
+        simulation.step()
+        running = simulation.scheduler.running
+        for sequence, start, stop, num_tokens in split_tokens(running, 1000, InFlight()):
+            assert range(start, stop) == InFlight().pending(sequence)
+            assert num_tokens == sequence.num_pending
+        shares = split_tokens(running, 10, InFlight())
+        assert sum(share[3] for share in shares) == min(sum(item.num_pending for item in running), 10)
