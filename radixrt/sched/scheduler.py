@@ -355,20 +355,16 @@ class Scheduler:
             counting = [pair for pair in counting if under_way.get(pair[0].sequence) is pair[0]]
         for chunk, chunk_result in counting:
             sequence, start, num_tokens, _, scored, is_first = chunk
-            token_id, logprob, _, known, failure, _, removed_probability = chunk_result
-            token_ids, stop = sequence.token_ids, start + num_tokens
-            sequence.num_computed = stop
+            token_id, _, _, _, failure, _, removed_probability = chunk_result
+            sequence.num_computed = start + num_tokens
             sequence.num_forwarded += num_tokens
             if (
                 token_id is None
                 or start < sequence.num_prompt_tokens
-                or stop != len(token_ids)
                 or is_first
                 or scored is not NO_POSITIONS
                 or sequence.constraint is not None
                 or failure is not None
-                or logprob is not None
-                or known
                 or removed_probability is not None
                 or token_id in sequence.eos_ids
                 or token_id in sequence.request.sampling.stop_token_ids
@@ -377,8 +373,9 @@ class Scheduler:
                 if error is not None:
                     errors[sequence] = error
             else:  # nearly every chunk: the same in short
+                token_ids = sequence.token_ids
                 token_ids.append(token_id)
-                if stop + 1 >= sequence.num_max_total:
+                if len(token_ids) >= sequence.num_max_total:
                     self.finish(sequence, FinishReason.LENGTH)
         return counting, errors
 

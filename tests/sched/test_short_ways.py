@@ -54,7 +54,7 @@ def state(simulation):
             item.num_cached,
             item.num_delivered,
             item.token_ids.tolist(),
-            item.lease and list(item.lease.pages),
+            item.lease and (list(item.lease.pages), item.lease.pending_copy),
             dict(item.token_logprobs),
         )
         for item in everybody
@@ -90,6 +90,10 @@ def test_short_way_of_a_chunk_is_the_general_one(seed, overlap):
         elif draw < 0.33 and pairs:
             for side, sequence in zip((short, general), rng.choice(pairs), strict=True):
                 side.scheduler.finish(sequence, FinishReason.ABORT)
+        elif draw < 0.4 and short.scheduler.running:
+            place = rng.randrange(len(short.scheduler.running))
+            for side in (short, general):
+                side.scheduler._preempt(side.scheduler.running[place])
         else:
             given = [
                 [
