@@ -27,12 +27,17 @@ def take_result(sequence: Sequence, chunk: Chunk, result: ChunkResult) -> Finish
 
 def update_of(sequence: Sequence, error: BaseException | None) -> SequenceUpdate:
     """Give what the reader has not seen; with logprobs, tokens wait until theirs is known; see also `is_judged`."""
-    first = sequence.num_prompt_tokens + sequence.num_delivered
-    stop, reason = sequence.num_settled, sequence.finish_reason
+    token_ids, sampling = sequence.token_ids, sequence.request.sampling
+    first, reason = sequence.num_prompt_tokens + sequence.num_delivered, sequence.finish_reason
+    if sampling.logprobs is None and sampling.prompt_logprobs is None:
+        stop = len(token_ids)  # `num_settled`, where nothing is waited for
+    else:
+        stop = sequence.num_settled
     if stop < first or (sequence.constraint is not None and sequence.is_judged and reason is None):
         stop = first
     sequence.num_delivered += stop - first
-    token_ids, logprobs = tuple(sequence.token_ids[first:stop]), NO_LOGPROBS
-    if sequence.request.sampling.logprobs is not None:
+    logprobs = NO_LOGPROBS
+    if sampling.logprobs is not None:
         logprobs = tuple(sequence.token_logprobs[position] for position in range(first, stop))
-    return tuple.__new__(SequenceUpdate, (sequence, token_ids, logprobs, reason, error))
+    new_ids = (token_ids[first],) if stop - first == 1 else tuple(token_ids[first:stop])
+    return tuple.__new__(SequenceUpdate, (sequence, new_ids, logprobs, reason, error))
