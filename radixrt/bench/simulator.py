@@ -103,15 +103,7 @@ class Replay:
 class _Progress:
     """One request on its way through the simulation."""
 
-    __slots__ = (
-        "admitted_s",
-        "arrived_s",
-        "ended_s",
-        "first_token_s",
-        "index",
-        "output_ids",
-        "sequence",
-    )
+    __slots__ = ("admitted_s", "arrived_s", "ended_s", "first_token_s", "index", "output_ids", "sequence")
 
     def __init__(
         self, index: int, sequence: RunningSequence, *, output_ids: Sequence[int], arrived_s: float

@@ -1,7 +1,7 @@
 """What one step does, as frozen data: the plan before it, the result after it.
 
-What is made per sequence and step is a named tuple: a frozen dataclass takes three times as long to make. Where it is
-made once per token, its fields are given to `tuple.__new__` itself, which takes half as long again.
+What is made per sequence and step is a named tuple: a frozen dataclass takes three times as long to make. Where one is
+made per token, its fields are given to `tuple.__new__` itself, which saves a call.
 """
 
 from __future__ import annotations
