@@ -132,6 +132,48 @@ def test_reading_a_shared_prefix_once_changes_no_bit(attention, dtype, num_share
         torch.testing.assert_close(torch.cat(batched), case.run(paged_attention), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("page_size", [1, 2, 16, 64, 256])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((3, 3), 64), ((9, 1), 64)]
+)  # a turn fits the first cache or not
+def test_a_block_of_any_length_has_the_bits_that_it_has_in_a_whole_context(
+    attention, dtype, page_size, heads, head_dim
+):
+    # a block's positions are taken in turns of four from each quarter: cut it around all borders
+    lengths = [
+        *range(1, 9),
+        *(border + step for border in (12, 16, 20, 32, 48, 64) for step in (-1, 0, 1, 2)),
+        116,
+    ]
+    case = Case([(116, 116)], page_size=page_size, heads=heads, head_dim=head_dim, dtype=dtype)
+    whole = case.run(attention)
+    if dtype == torch.float32:
+        torch.testing.assert_close(whole, case.run(paged_attention), atol=1e-5, rtol=1e-5)
+    for length in lengths:
+        alone = attention(
+            case.q[length - 1 : length],
+            case.kv_layer,
+            page_table=case.page_table,
+            num_query_tokens=(1,),
+            num_context_tokens=(length,),
+            scale=head_dim**-0.5,
+        )
+        assert torch.equal(alone[0], whole[length - 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_groups_on_one_thread_change_no_bit(native_library, dtype):
+    # 40 sequences of 3 rows: one group of 96 rows and one of the rest, and on 7 threads groups of 24
+    counts = [(1, 192 + 1 + 5 * b) for b in range(40)]
+    case = Case(counts, page_size=16, num_shared=192, heads=(1, 3), head_dim=64, dtype=dtype)
+    one, many = (case.run(CpuAttention(native_library, num_threads=count)) for count in (1, 7))
+    assert torch.equal(one, many)
+    alone = CpuAttention(native_library, num_threads=1)
+    for b in range(0, 40, 3):
+        assert torch.equal(case.run(alone, rows=[b]), one[b : b + 1])
+
+
 @pytest.mark.parametrize(
     "counts",
     [[(1, 300)], [(1, 300)] * 5, [(1, 1000), (1, 70), (1, 3)], [*ragged_counts(16), *[(1, 300)] * 20]],

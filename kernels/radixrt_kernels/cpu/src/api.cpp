@@ -39,15 +39,22 @@ bool all_below(const int64_t* values, int64_t count, int64_t limit) {
     return std::all_of(values, values + count, [&](int64_t value) { return value >= 0 && value < limit; });
 }
 
+// Threads, and what they keep from call to call, as a decoder does from step to step.
+struct AttentionTeam {
+    explicit AttentionTeam(int num_threads) : team(num_threads), scratch(num_threads) {}
+
+    Team team;
+    std::vector<AttentionScratch> scratch;
+    AttentionPlan plan;
+};
+
 template <class T>
 void attend_layer(void* data, int64_t page_stride, int64_t page_size, const Batch& batch, const void* q, void* output,
-                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale, Team& team) {
+                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale, AttentionTeam& own) {
     KVLayer<T> kv{static_cast<T*>(data), page_stride, page_size, num_kv_heads, head_dim};
     AttentionLayer<T> layer{static_cast<const T*>(q), static_cast<T*>(output), kv, num_heads, window, scale};
-    AttentionPlan plan;
-    plan.build(batch, page_size, num_heads / num_kv_heads, window == 0);
-    std::vector<AttentionScratch> scratch(team.num_threads());
-    team.run([&](int thread) { attend_all(team, thread, layer, plan, scratch[thread]); });
+    own.plan.build(batch, page_size, num_heads / num_kv_heads, window == 0, own.team.num_threads());
+    own.team.run([&](int thread) { attend_all(own.team, thread, layer, own.plan, own.scratch[thread]); });
 }
 
 }  // namespace
@@ -94,8 +101,8 @@ void rt_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, int32_
     }
 }
 
-void* rt_team_create(int32_t num_threads) { return new (std::nothrow) Team(num_threads); }
-void rt_team_destroy(void* team) { delete static_cast<Team*>(team); }
+void* rt_team_create(int32_t num_threads) { return new (std::nothrow) AttentionTeam(num_threads); }
+void rt_team_destroy(void* team) { delete static_cast<AttentionTeam*>(team); }
 
 // Attend of one layer; the new tokens' keys and values are in their pages.
 int32_t rt_attend(void* team, void* kv, int64_t num_pages, int64_t page_stride, int64_t page_size, const Batch* batch,
@@ -105,7 +112,7 @@ int32_t rt_attend(void* team, void* kv, int64_t num_pages, int64_t page_stride, 
     auto attend = is_bfloat16 ? attend_layer<BFloat16> : attend_layer<float>;
     try {
         attend(kv, page_stride, page_size, *batch, q, output, num_heads, num_kv_heads, head_dim, window, scale,
-               *static_cast<Team*>(team));
+               *static_cast<AttentionTeam*>(team));
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
     }

@@ -4,7 +4,8 @@
 #pragma once
 
 #include "direct.h"
-#include "plan.h"
+#include "aligned.h"
+#include "softmax.h"
 #include "team.h"
 
 namespace radixrt {
@@ -35,8 +36,8 @@ struct AttentionLayer {
 // kv head after kv head, member after member, token after token, the head's R query heads in order.
 class AttentionScratch {
 public:
-    std::vector<Word> q, keys, values, weights, zeros;
-    std::vector<float> scores, sums, maxima, totals;
+    Aligned<Word> q, wide_q, keys, values, weights, zeros;
+    Aligned<float> scores, sums, maxima, totals;
     std::vector<int64_t> positions;
 
     void resize(int64_t num_rows, int64_t row_words, int64_t width, int64_t num_heads) {
@@ -44,10 +45,12 @@ public:
             if ((int64_t)buffer.size() < count) buffer.resize(count);
         };
         grow(q, num_rows * row_words);
+        if (kMaxDirectRows > 0) grow(wide_q, num_rows * row_words * kQuarterWords);
         grow(keys, kKeyBlock * row_words);
         grow(values, kKeyBlock * width);
-        grow(weights, num_rows * kKeyBlock);
-        grow(scores, num_rows * kKeyBlock);
+        const int64_t num_in_use = std::max<int64_t>(kMaxTileRows, num_heads * kMaxDirectRows);
+        grow(weights, num_in_use * kKeyBlock);
+        grow(scores, num_in_use * kKeyBlock);
         grow(sums, num_rows * width);
         grow(maxima, num_rows);
         grow(totals, num_rows * kLanes);
@@ -55,8 +58,6 @@ public:
         grow(zeros, num_heads * width);
     }
 };
-
-constexpr float kNothingSeen = -1e30f;
 
 // The positions that are read next: their memory is asked for while the block before them is in use.
 struct Ahead {
@@ -78,6 +79,7 @@ public:
           row_words_(layer.kv.head_dim / kWordElements<T>),
           width_(round_up(layer.kv.head_dim, kPanel)),
           rows_per_token_(layer.num_query_heads / layer.kv.num_heads),
+          is_quartered_(has_quarters(row_words_)),
           log2_scale_(layer.scale * kLog2E) {}
 
     // Args: next: what the thread will probably read after this group.
@@ -105,6 +107,9 @@ public:
     }
 
 private:
+    static constexpr int64_t kNearBytes = 4096, kMaxTurnBytes = 10240;
+    static constexpr int64_t kFollowing = 16;  // places that are asked for ahead of use, into the first cache
+
     static int64_t end_of(const Member& member) { return member.first_position + member.num_tokens; }
 
     template <class Function>
@@ -122,12 +127,25 @@ private:
 
     void gather(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t position) {
-            std::memcpy(&scratch_.q[row * row_words_], layer_.q + at, head_dim_ * sizeof(T));
+            gather_q(reinterpret_cast<const Word*>(layer_.q + at), row);
             std::fill_n(&scratch_.sums[row * width_], width_, 0.0f);
             scratch_.maxima[row] = kNothingSeen;
             store(&scratch_.totals[row * kLanes], Floats{});
             scratch_.positions[row] = position;
         });
+    }
+
+    void gather_q(const Word* source, int64_t row) {
+        Word* q = &scratch_.q[row * row_words_];
+        if (!is_quartered_) {
+            std::memcpy(q, source, row_words_ * sizeof(Word));
+            return;
+        }
+        for (int64_t word = 0; word < row_words_; word += kQuarterWords)
+            std::memcpy(q + quartered(word, row_words_), source + word, kQuarterWords * sizeof(Word));
+#if defined(__AVX512F__)
+        widen(source, row_words_, &scratch_.wide_q[row * row_words_ * kQuarterWords]);
+#endif
     }
 
     void scatter(const Member* members, int64_t num_members) {
@@ -152,8 +170,12 @@ private:
             find_block(pages, block, count);
             if constexpr (kMaxDirectRows > 0) {
                 if (is_direct) {
-                    list_near_lines({pages, block, block + count}, ahead);
-                    auto run = [&](auto rows) { attend_directly<decltype(rows)::value>(first_row, block, count); };
+                    find_following(ahead);
+                    auto run = [&](auto rows) {
+                        constexpr int kRows = decltype(rows)::value;
+                        if (is_wide()) return attend_directly<kRows, true>(first_row, block, count);
+                        attend_directly<kRows, false>(first_row, block, count);
+                    };
                     with_row_count<kMaxDirectRows>(num_rows, run);
                     continue;
                 }
@@ -171,8 +193,8 @@ private:
     void list_far_lines(Ahead ahead, int64_t count, bool is_direct) {
         far_.clear();
         for_each_run(ahead.pages, ahead.start, ahead.stop, [&](int64_t, int64_t length, const T* keys) {
-            add_lines(far_, keys, length);
-            add_lines(far_, keys + layer_.kv.value_offset(), length);
+            add_lines(keys, length);
+            add_lines(keys + layer_.kv.value_offset(), length);
         });
         far_.translate();
         far_.start();
@@ -182,47 +204,72 @@ private:
         far_.spread((stop_head_ - first_head_) * num_units);
     }
 
-    // List this block's memory in the order in which attend_directly() reads it, then the first of the next one's.
-    void list_near_lines(Ahead block, Ahead ahead) {
-        near_.clear();
-        if (layer_.kv.page_size == 1) return;  // runs too short to be worth a second list
-        for (int64_t offset : {(int64_t)0, layer_.kv.value_offset()})
-            for_each_run(block.pages, block.start, block.stop,
-                         [&](int64_t, int64_t length, const T* keys) { add_lines(near_, keys + offset, length); });
-        for_each_run(ahead.pages, ahead.start, std::min(ahead.start + kLanes, ahead.stop),
-                     [&](int64_t, int64_t length, const T* keys) { add_lines(near_, keys, length); });
-        near_.start(kNearLead);
-    }
-
     // Add the wanted heads' keys, or values, of consecutive positions of a page.
-    template <class Lines>
-    void add_lines(Lines& lines, const T* first, int64_t num_positions) const {
+    void add_lines(const T* first, int64_t num_positions) {
         const int64_t stride = layer_.kv.num_heads * head_dim_, wanted = (stop_head_ - first_head_) * head_dim_;
-        lines.add(first, wanted * sizeof(T), num_positions, stride * sizeof(T));
+        far_.add(first, wanted * sizeof(T), num_positions, stride * sizeof(T));
     }
 
     // Keys and values of the first head; the others' follow them. Positions past the context are zeros, whatever their
     // slots hold.
     void find_block(const int32_t* pages, int64_t block, int64_t count) {
-        const int64_t to_value = layer_.kv.value_offset(), stride = layer_.kv.num_heads * head_dim_;
+        const int64_t to_value = layer_.kv.value_offset();
         for_each_run(pages, block, block + count, [&](int64_t position, int64_t length, const T* key) {
-            for (int64_t i = position - block; i < position - block + length; ++i, key += stride) {
-                keys_[i] = reinterpret_cast<const Word*>(key);
-                values_[i] = key + to_value;
-            }
+            for_each_stretch(position - block, length, key, [&](int64_t place, auto keys) {
+                store(keys_ + place, keys);
+                store(values_ + place, keys + to_value * sizeof(T));
+            });
         });
         const Word* zeros = scratch_.zeros.data();
         for (int64_t i = count; i < kKeyBlock; ++i) {
-            keys_[i] = zeros;
-            values_[i] = reinterpret_cast<const T*>(zeros);
+            keys_[place_of(i)] = zeros;
+            values_[place_of(i)] = reinterpret_cast<const T*>(zeros);
+        }
+    }
+
+    // What follows a block's last keys, its first values, and what follows those, the first keys of the next one.
+    void find_following(Ahead ahead) {
+        static_assert(kFollowing == kTurn * kTurns);
+        std::memcpy(keys_ + kKeyBlock, values_, kFollowing * sizeof *values_);
+        std::memcpy(values_ + kKeyBlock, keys_, kFollowing * sizeof *keys_);
+        auto add = [&](int64_t position, int64_t length, const T* key) {
+            for_each_stretch(position - ahead.start, length, key,
+                             [&](int64_t place, auto keys) { store(values_ + kKeyBlock + place, keys); });
+        };
+        for (int64_t start = ahead.start; start < ahead.stop; start += kKeyBlock / kTurns)
+            for_each_run(ahead.pages, start, std::min(start + kTurn, ahead.stop), add);
+    }
+
+    // Call function(place, addresses) for `length` positions of a page that lie at `key`, a turn at a time where these
+    // have places side by side.
+    template <class Function>
+    void for_each_stretch(int64_t position, int64_t length, const T* key, Function&& function) const {
+        typedef uint64_t Addresses __attribute__((vector_size(kTurn * sizeof(uint64_t))));
+        const uint64_t stride = layer_.kv.num_heads * head_dim_ * sizeof(T);
+        const Addresses steps = Addresses{0, 1, 2, 3} * stride;
+        uint64_t at = reinterpret_cast<uint64_t>(key);
+        for (int64_t stop = position + length; position < stop;) {
+            if (position % kTurn == 0 && stop - position >= kTurn) {
+                function(place_of(position), at + steps);
+                position += kTurn, at += kTurn * stride;
+            } else {
+                function(place_of(position), at);
+                ++position, at += stride;
+            }
         }
     }
 
     // Keys become panels of 32 positions, values steps over positions.
     void pack_block(int64_t head, int64_t count) {
-        for (int64_t first = 0; first < count; first += kPanel)
-            pack_panel(keys_ + first, head * row_words_, row_words_, &scratch_.keys[first * row_words_], far_);
-        pack_values(values_, head * head_dim_, count, head_dim_, width_, scratch_.values.data(), far_);
+        for (int64_t first = 0; first < num_places(count); first += kPanel) {
+            Word* panel = &scratch_.keys[first * row_words_];
+            if (is_quartered_) {
+                pack_panel<true>(keys_ + first, head * row_words_, row_words_, panel, far_);
+            } else {
+                pack_panel<false>(keys_ + first, head * row_words_, row_words_, panel, far_);
+            }
+        }
+        pack_values(values_, head * head_dim_, num_places(count), head_dim_, width_, scratch_.values.data(), far_);
     }
 
     // Call function(first position, count, key of the first wanted head) for the positions [start, stop), page by page.
@@ -241,11 +288,12 @@ private:
     int64_t num_visible(int64_t first, int num_rows, int64_t block, int64_t count) const {
         int64_t visible = 0;
         for (int r = 0; r < num_rows; ++r) visible = std::max(visible, scratch_.positions[first + r] + 1 - block);
-        return std::min(visible, count);
+        return num_places(std::min(visible, count));
     }
 
     // The same rows of every head, a few positions at a time: so memory is read nearly in the order of its addresses.
-    template <int kRows>
+    // Weights are made head by head between products: while nothing is read, memory idles.
+    template <int kRows, bool kIsWide>
     void attend_directly(int64_t first_row, int64_t block, int64_t count) {
         const int64_t visible = num_visible(first_row, kRows, block, count), num_scores = round_up(visible, kLanes);
         const int64_t num_heads = stop_head_ - first_head_;
@@ -253,30 +301,50 @@ private:
         for (int64_t i = 0; i < num_scores; i += kLanes)
             for (int64_t head = 0; head < num_heads; ++head) {
                 int64_t row = head * num_rows_ + first_row;
-                score_directly<T, kRows>(&scratch_.q[row * row_words_], row_words_, keys_ + i, head * row_words_,
-                                         &scratch_.scores[row * kKeyBlock + i], kKeyBlock, far_, near_);
+                auto [places, near_head] = near_of<kIsWide>(head, kLanes);
+                score_directly<T, kRows>(&scratch_.wide_q[row * row_words_ * kQuarterWords], row_words_, keys_ + i,
+                                         head * row_words_, keys_ + i + places, near_head * row_words_,
+                                         scores_of(head * kRows) + i, kKeyBlock, far_);
+                if (i + kLanes < num_scores) continue;
+                for (int64_t r = 0; r < kRows; ++r)
+                    weigh_row(row + r, block, scores_of(head * kRows + r), weights_of(head * kRows + r));
             }
-        for (int64_t head = 0; head < num_heads; ++head)
-            for (int r = 0; r < kRows; ++r) weigh(head * num_rows_ + first_row + r, block, num_scores);
         for (int64_t i = 0; i < visible; i += kValuePositions) {
             int64_t stop = std::min(i + kValuePositions, visible);
             for (int64_t head = 0; head < num_heads; ++head)
-                add_head_directly<kRows>(head, head * num_rows_ + first_row, i, stop);
+                add_head_directly<kRows, kIsWide>(head, head * num_rows_ + first_row, i, stop);
         }
     }
 
+    // What to ask for while num_places of a head are in use: how many places further, of which head. The same of a turn
+    // later, where the first cache has room for a turn of all heads, else kNearBytes ahead.
+    template <bool kIsWide>
+    std::pair<int64_t, int64_t> near_of(int64_t head, int64_t num_places) const {
+        if constexpr (!kIsWide) return {kFollowing, head};
+        const int64_t num_heads = stop_head_ - first_head_, bytes = num_places * head_dim_ * (int64_t)sizeof(T);
+        const int64_t ahead = head + std::max<int64_t>(1, kNearBytes / bytes);
+        return ahead < num_heads ? std::pair{(int64_t)0, ahead} : std::pair{num_places, ahead - num_heads};
+    }
+
+    bool is_wide() const {
+        return (stop_head_ - first_head_) * kFollowing * head_dim_ * (int64_t)sizeof(T) > kMaxTurnBytes;
+    }
+
     // Add the weighted values of positions [start, stop) of the block to the sums of kRows rows.
-    template <int kRows>
+    template <int kRows, bool kIsWide>
     void add_head_directly(int64_t head, int64_t row, int64_t start, int64_t stop) {
         constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
         constexpr int kTwoPanels = 2 * kPanelVectors;
         const int64_t num_steps = (stop - start + kWordElements<T> - 1) / kWordElements<T>;
-        const Word* weights = &scratch_.weights[row * kWeightWords + start / kWordElements<T>];
+        const Word* weights = &scratch_.weights[head * kRows * kWeightWords + start / kWordElements<T>];
         float* running = &scratch_.sums[row * width_];
+        auto [places, near_head] = near_of<kIsWide>(head, kValuePositions);
+        const T* const* near = values_ + start + places;
+        const int64_t near_at = near_head * head_dim_;
         auto add = [&](auto num_vectors, int64_t d) {
             add_values_directly<T, kRows, decltype(num_vectors)::value>(weights, kWeightWords, values_ + start,
-                                                                        head * head_dim_ + d, num_steps, running + d,
-                                                                        width_, far_, near_);
+                                                                        head * head_dim_ + d, near, near_at + d,
+                                                                        num_steps, running + d, width_, far_);
         };
         int64_t d = 0;
         for (; d + 2 * kPanel <= width_; d += 2 * kPanel) add(RowCount<kTwoPanels>{}, d);
@@ -288,20 +356,16 @@ private:
         const int64_t visible = num_visible(first, kRows, block, count);
         if (visible <= 0) return;
         int64_t num_panels = (visible + kPanel - 1) / kPanel;
-        const Word* q = &scratch_.q[first * row_words_];
-        float* scores = &scratch_.scores[first * kKeyBlock];
         for (int64_t p = 0; p < num_panels; ++p) {
-            Floats sums[kRows][kPanelVectors] = {};
-            multiply<T, kRows>(q, row_words_, &scratch_.keys[p * kPanel * row_words_], kPanel, row_words_, sums,
-                               [&] { far_.advance<2>(); });
-            for (int r = 0; r < kRows; ++r)
-                for (int v = 0; v < kPanelVectors; ++v)
-                    store(scores + r * kKeyBlock + p * kPanel + v * kLanes, sums[r][v]);
+            constexpr bool kIsHalved = kLanes == 4 * kQuarterWords && kRows > kMaxTileRows / 2;
+            constexpr int kFirstRows = kIsHalved ? (kRows + 1) / 2 : kRows;
+            score_panel<kFirstRows>(first, 0, p, [&] { far_.advance<2>(); });
+            if constexpr (kFirstRows < kRows) score_panel<kRows - kFirstRows>(first, kFirstRows, p, [] {});
         }
-        for (int r = 0; r < kRows; ++r) weigh(first + r, block, num_panels * kPanel);
+        for (int r = 0; r < kRows; ++r) weigh_row(first + r, block, scores_of(r), weights_of(r));
         constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
         int64_t num_steps = (visible + kWordElements<T> - 1) / kWordElements<T>;
-        const Word* weights = &scratch_.weights[first * kWeightWords];
+        const Word* weights = scratch_.weights.data();
         float* running = &scratch_.sums[first * width_];
         for (int64_t d = 0; d < width_; d += kPanel) {
             Floats sums[kRows][kPanelVectors];
@@ -314,60 +378,54 @@ private:
         }
     }
 
+    // Scores of rows [skip, skip + kRows) of a tile with a panel of keys. At most half a tile: sums of quarters need
+    // twice as many registers.
+    template <int kRows, class Each>
+    void score_panel(int64_t first, int64_t skip, int64_t p, Each&& each_step) {
+        const int64_t num_steps = is_quartered_ ? row_words_ / 4 : row_words_;
+        const Word* q = &scratch_.q[(first + skip) * row_words_];
+        const Word* panel = &scratch_.keys[p * kPanel * row_words_];
+        float* scores = scores_of(skip) + p * kPanel;
+        Floats sums[kRows][kPanelVectors] = {};
+        multiply<T, kRows>(q, row_words_, panel, kPanel, num_steps, sums, each_step);
+        for (int64_t step = num_steps; step < row_words_; step += num_steps) {
+            Floats more[kRows][kPanelVectors] = {};
+            multiply<T, kRows>(q + step, row_words_, panel + step * kPanel, kPanel, num_steps, more, each_step);
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kPanelVectors; ++v) sums[r][v] += more[r][v];
+        }
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kPanelVectors; ++v) store(scores + r * kKeyBlock + v * kLanes, sums[r][v]);
+    }
+
     // Turn a row's scores of a block into weights; a new maximum scales down what was summed before.
-    void weigh(int64_t row, int64_t block, int64_t num_scores) {
+    void weigh_row(int64_t row, int64_t block, float* scores, T* weights) {
         const int64_t position = scratch_.positions[row];
         const int64_t low = layer_.window ? position + 1 - layer_.window - block : 0, high = position + 1 - block;
-        const bool hides = low > 0 || high < num_scores;
-        float* scores = &scratch_.scores[row * kKeyBlock];
-        if (hides) {
-            for (int64_t i = 0; i < num_scores; ++i)
-                if (i < low || i >= high) scores[i] = kNothingSeen;
-        }
-        Floats best = load<Floats>(scores);
-        for (int64_t i = kLanes; i < num_scores; i += kLanes) best = larger(best, load<Floats>(scores + i));
-        float new_maximum = largest_lane(best) * log2_scale_;
-        if (new_maximum > scratch_.maxima[row]) {
-            rescale(row, exp2(splat(scratch_.maxima[row] - new_maximum))[0]);
-            scratch_.maxima[row] = new_maximum;
-        }
-        T* weights = reinterpret_cast<T*>(scratch_.weights.data()) + row * kKeyBlock;
-        if (hides) {
-            write_weights<true>(row, scores, num_scores, weights);
+        float &maximum = scratch_.maxima[row], *totals = &scratch_.totals[row * kLanes], factor;
+        if (low > 0 || high < kKeyBlock) {
+            hide(scores, low, high);
+            factor = weigh<T, true>(scores, log2_scale_, maximum, totals, weights);
         } else {
-            write_weights<false>(row, scores, num_scores, weights);
+            factor = weigh<T, false>(scores, log2_scale_, maximum, totals, weights);
         }
-    }
-
-    template <bool kHides>
-    void write_weights(int64_t row, const float* scores, int64_t num_scores, T* weights) {
-        const float maximum = scratch_.maxima[row];
-        float* totals = &scratch_.totals[row * kLanes];
-        Floats total = load<Floats>(totals);
-        for (int64_t i = 0; i < num_scores; i += kLanes) {
-            Floats score = load<Floats>(scores + i);
-            Floats weight = exp2(score * log2_scale_ - maximum);
-            if constexpr (kHides) weight = score > kNothingSeen ? weight : Floats{};
-            total += weight;
-            store_narrow(weights + i, weight);
-        }
-        store(totals, total);
-    }
-
-    void rescale(int64_t row, float factor) {
-        float *sums = &scratch_.sums[row * width_], *totals = &scratch_.totals[row * kLanes];
+        if (factor == 1.0f) return;
+        float* sums = &scratch_.sums[row * width_];
         for (int64_t d = 0; d < width_; d += kLanes) store(sums + d, load<Floats>(sums + d) * factor);
-        store(totals, load<Floats>(totals) * factor);
     }
+
+    float* scores_of(int64_t row) { return &scratch_.scores[row * kKeyBlock]; }
+    T* weights_of(int64_t row) { return reinterpret_cast<T*>(scratch_.weights.data()) + row * kKeyBlock; }
 
     const AttentionLayer<T>& layer_;
     const int64_t first_head_, stop_head_;
     AttentionScratch& scratch_;
     const int64_t head_dim_, row_words_, width_, rows_per_token_;
+    const bool is_quartered_;
     FarLines far_;
-    NearLines near_;
-    const Word* keys_[kKeyBlock];
-    const T* values_[kKeyBlock];
+    // Behind a block's places, what is read next: asked for while these are in use.
+    const Word* keys_[kKeyBlock + kFollowing];
+    const T* values_[kKeyBlock + kFollowing];
     int64_t num_rows_ = 0;  // of one head
     const float log2_scale_;
 };

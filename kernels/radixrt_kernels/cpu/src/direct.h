@@ -20,55 +20,86 @@ constexpr bool fits_directly(int64_t head_dim) {
     return head_dim % kPanel == 0 && head_dim / kWordElements<T> % kLanes == 0;
 }
 
-// Lines that near requests run ahead of what is read: 48 and 96 were no better.
-constexpr int64_t kNearLead = 64;
+#if defined(__AVX512F__)
+// Write each word of every quarter four times: what a quarter of four keys' words is multiplied by.
+inline void widen(const Word* q, int64_t row_words, Word* wide) {
+    for (int64_t k = 0; k < row_words; k += kLanes, wide += 4 * kLanes) {
+        const __m512i words = load<__m512i>(q + k);
+        store(wide, _mm512_shuffle_epi32(words, _MM_PERM_AAAA));
+        store(wide + kLanes, _mm512_shuffle_epi32(words, _MM_PERM_BBBB));
+        store(wide + 2 * kLanes, _mm512_shuffle_epi32(words, _MM_PERM_CCCC));
+        store(wide + 3 * kLanes, _mm512_shuffle_epi32(words, _MM_PERM_DDDD));
+    }
+}
 
-// scores[r][i] = q[r] . keys[i] for i < kLanes; key i starts at keys[i] + at.
+// scores[r][i] = q[r] . keys[i] for i < kLanes; key i starts at keys[i] + at. Asks for the lines at near[i] + near_at.
+//   wide_q: rows of widen().
 template <class T, int kRows>
-[[gnu::always_inline]] inline void score_directly(const Word* q, int64_t row_words, const Word* const* keys, int64_t at,
-                                                  float* scores, int64_t score_stride, FarLines& far,
-                                                  NearLines& near) {
-    Floats sums[kRows] = {};
+[[gnu::always_inline]] inline void score_directly(const Word* wide_q, int64_t row_words, const Word* const* keys,
+                                                  int64_t at, const Word* const* near, int64_t near_at, float* scores,
+                                                  int64_t score_stride, FarLines& far) {
+    Floats sums[kRows][4] = {};
     for (int64_t k = 0; k < row_words; k += kLanes) {
-        Words block[kLanes];
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-            if (i % 8 == 0) near.advance<8>();
-            block[i] = load<Words>(keys[i] + at + k);
-        }
-        transpose(block);
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-            if (i % 8 == 0) far.advance<8>();
+#pragma GCC unroll 2
+        for (int first = 0; first < 4; first += 2) {
+            Words block[8];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) {
+                __builtin_prefetch(near[4 * first + i] + near_at + k, 0, 3);
+                block[i] = load<Words>(keys[4 * first + i] + at + k);
+            }
+            transpose_quarters(block);
+            transpose_quarters(block + 4);
 #pragma GCC unroll 4
-            for (int r = 0; r < kRows; ++r)
-                sums[r] = multiply_add<T>(sums[r], block[i], splat_word(q[r * row_words + k + i]));
+            for (int i = 0; i < 4; ++i) {
+                far.advance<2>();
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r) {
+                    Words q = load<Words>(wide_q + (r * row_words + k) * 4 + i * kLanes);
+                    sums[r][first] = multiply_add<T>(sums[r][first], block[i], q);
+                    sums[r][first + 1] = multiply_add<T>(sums[r][first + 1], block[4 + i], q);
+                }
+            }
         }
     }
-    for (int r = 0; r < kRows; ++r) store(scores + r * score_stride, sums[r]);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+        Words a = as_words(sums[r][0]), b = as_words(sums[r][1]), c = as_words(sums[r][2]), d = as_words(sums[r][3]);
+        exchange_quarters(a, b, c, d);
+        store(scores + r * score_stride, as_floats(a) + as_floats(b) + as_floats(c) + as_floats(d));
+    }
+}
+#endif
+
+// One step of kVectors vectors of values: one position (float) or two. Asks for the same at `near`.
+template <int kVectors>
+inline void load_values(const float* const* values, int64_t at, const float* const* near, int64_t near_at,
+                        Words (&step)[kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+        __builtin_prefetch(near[0] + near_at + v * kLanes, 0, 3);
+        step[v] = load<Words>(values[0] + at + v * kLanes);
+    }
 }
 
-// One step of kVectors vectors of values: one position (float) or two.
 template <int kVectors>
-inline void load_values(const float* const* values, int64_t at, Words (&step)[kVectors]) {
+inline void load_values(const BFloat16* const* values, int64_t at, const BFloat16* const* near, int64_t near_at,
+                        Words (&step)[kVectors]) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) step[v] = load<Words>(values[0] + at + v * kLanes);
-}
-
-template <int kVectors>
-inline void load_values(const BFloat16* const* values, int64_t at, Words (&step)[kVectors]) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; v += 2)
+    for (int v = 0; v < kVectors; v += 2) {
+        __builtin_prefetch(near[0] + near_at + v * kLanes, 0, 3);
+        __builtin_prefetch(near[1] + near_at + v * kLanes, 0, 3);
         interleave(values[0] + at + v * kLanes, values[1] + at + v * kLanes, step[v], step[v + 1]);
+    }
 }
 
 // Add to running[r] the weighted values of kVectors vectors of dimensions, num_steps steps; those of a position start
 // at values[i] + at.
 template <class T, int kRows, int kVectors>
 [[gnu::always_inline]] inline void add_values_directly(const Word* weights, int64_t weight_stride,
-                                                       const T* const* values, int64_t at, int64_t num_steps,
-                                                       float* running, int64_t running_stride, FarLines& far,
-                                                       NearLines& near) {
+                                                       const T* const* values, int64_t at, const T* const* near,
+                                                       int64_t near_at, int64_t num_steps,
+                                                       float* running, int64_t running_stride, FarLines& far) {
     Floats sums[kRows][kVectors];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
@@ -77,8 +108,7 @@ template <class T, int kRows, int kVectors>
     for (int64_t k = 0; k < num_steps; ++k) {
         far.advance<kVectors>();
         Words step[kVectors];
-        load_values(values + k * kWordElements<T>, at, step);
-        near.advance<kVectors>();
+        load_values(values + k * kWordElements<T>, at, near + k * kWordElements<T>, near_at, step);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             Words weight = splat_word(weights[r * weight_stride + k]);

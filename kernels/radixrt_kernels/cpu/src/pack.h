@@ -30,32 +30,35 @@ inline void exchange_all(Words (&block)[kLanes]) {
 }
 
 #if defined(__AVX512F__)
+// Transpose 4 x 4 words within every quarter of four vectors.
+[[gnu::always_inline]] inline void transpose_quarters(Words* block) {
+    const __m512i a = (__m512i)block[0], b = (__m512i)block[1], c = (__m512i)block[2], d = (__m512i)block[3];
+    const __m512i low = _mm512_unpacklo_epi32(a, b), high = _mm512_unpackhi_epi32(a, b);
+    const __m512i next_low = _mm512_unpacklo_epi32(c, d), next_high = _mm512_unpackhi_epi32(c, d);
+    block[0] = (Words)_mm512_unpacklo_epi64(low, next_low);
+    block[1] = (Words)_mm512_unpackhi_epi64(low, next_low);
+    block[2] = (Words)_mm512_unpacklo_epi64(high, next_high);
+    block[3] = (Words)_mm512_unpackhi_epi64(high, next_high);
+}
+
+// Quarter j of vector i becomes quarter i of vector j.
+[[gnu::always_inline]] inline void exchange_quarters(Words& a, Words& b, Words& c, Words& d) {
+    const __m512i even = _mm512_shuffle_i32x4((__m512i)a, (__m512i)b, 0x88);
+    const __m512i odd = _mm512_shuffle_i32x4((__m512i)a, (__m512i)b, 0xdd);
+    const __m512i next_even = _mm512_shuffle_i32x4((__m512i)c, (__m512i)d, 0x88);
+    const __m512i next_odd = _mm512_shuffle_i32x4((__m512i)c, (__m512i)d, 0xdd);
+    a = (Words)_mm512_shuffle_i32x4(even, next_even, 0x88);
+    b = (Words)_mm512_shuffle_i32x4(odd, next_odd, 0x88);
+    c = (Words)_mm512_shuffle_i32x4(even, next_even, 0xdd);
+    d = (Words)_mm512_shuffle_i32x4(odd, next_odd, 0xdd);
+}
+
 // Transpose a square: 4 x 4 within quarters of vectors, then the quarters. Half the price of general permutations.
 inline void transpose(Words (&block)[kLanes]) {
-    __m512i pairs[kLanes], fours[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i += 2) {
-        pairs[i] = _mm512_unpacklo_epi32((__m512i)block[i], (__m512i)block[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32((__m512i)block[i], (__m512i)block[i + 1]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i += 4) {
-        for (int j = 0; j < 2; ++j) {
-            fours[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + j + 2]);
-            fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + j + 2]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 4; ++i) {
-        __m512i a = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0x88);
-        __m512i b = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0xdd);
-        __m512i c = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0x88);
-        __m512i d = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0xdd);
-        block[i] = (Words)_mm512_shuffle_i32x4(a, c, 0x88);
-        block[i + 8] = (Words)_mm512_shuffle_i32x4(a, c, 0xdd);
-        block[i + 4] = (Words)_mm512_shuffle_i32x4(b, d, 0x88);
-        block[i + 12] = (Words)_mm512_shuffle_i32x4(b, d, 0xdd);
-    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; i += 4) transpose_quarters(block + i);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) exchange_quarters(block[i], block[i + 4], block[i + 8], block[i + 12]);
 }
 #else
 // Transpose a square: swap the off-diagonal quarters of ever smaller squares.
@@ -67,8 +70,21 @@ inline void transpose(Words (&block)[kLanes]) {
 }
 #endif
 
+// Where the words of a row of keys, and of queries, stand in panels. A score whose row fills whole vectors is four sums,
+// one over each quarter of all vectors: products straight from the pages then need only transpose quarters (direct.h).
+// The words of each sum stand together.
+constexpr int kQuarterWords = 4;
+
+inline bool has_quarters(int64_t num_words) { return kLanes == 4 * kQuarterWords && num_words % kLanes == 0; }
+
+inline int64_t quartered(int64_t word, int64_t num_words) {
+    int64_t lane = word % kLanes;
+    return lane / kQuarterWords * (num_words / 4) + word / kLanes * kQuarterWords + lane % kQuarterWords;
+}
+
 // Write a panel from kPanel rows of num_words words, which start at rows[i] + at. Advances the stream with every
-// square.
+// square. Args: kIsQuartered: has_quarters(num_words), and the words are to stand so.
+template <bool kIsQuartered = false>
 inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, Word* panel, FarLines& far) {
     int64_t whole = num_words / kLanes * kLanes;
     for (int first = 0; first < kPanel; first += kLanes) {
@@ -79,7 +95,10 @@ inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, W
             for (int i = 0; i < kLanes; ++i) block[i] = load<Words>(rows[first + i] + at + k);
             transpose(block);
 #pragma GCC unroll 16
-            for (int i = 0; i < kLanes; ++i) store(panel + (k + i) * kPanel + first, block[i]);
+            for (int i = 0; i < kLanes; ++i) {
+                int64_t step = kIsQuartered ? quartered(k + i, num_words) : k + i;
+                store(panel + step * kPanel + first, block[i]);
+            }
         }
         for (int64_t k = whole; k < num_words; ++k)
             for (int i = 0; i < kLanes; ++i) panel[k * kPanel + first + i] = rows[first + i][at + k];

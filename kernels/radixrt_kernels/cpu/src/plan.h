@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <vector>
 
@@ -12,9 +13,38 @@ namespace radixrt {
 // Keys are taken in blocks of this many positions, cut at its multiples whoever attends: so the order of a row's sums
 // depends on its position alone.
 constexpr int64_t kKeyBlock = 64;
-// Rows of a group: enough to hide what packing a block costs, few enough that their sums stay in the cache.
-constexpr int64_t kMaxChunkRows = 96;
-constexpr int64_t kMaxSharedRows = 24;
+
+// The positions of a block are taken four of each quarter in turn: 0..3, 16..19, 32..35, 48..51, 4..7 and so on. Read
+// so, four streams of memory advance together, which the processor fetches ahead better than one. Only builds that read
+// pages directly need it.
+constexpr int64_t kTurn = 4, kTurns = 4;
+constexpr bool kTakesTurns = kLanes == 16;
+
+constexpr int64_t place_of(int64_t position) {
+    if (!kTakesTurns) return position;
+    constexpr int64_t kStretch = kKeyBlock / kTurns;
+    return position % kStretch / kTurn * (kTurn * kTurns) + position / kStretch * kTurn + position % kTurn;
+}
+
+// Position at each place.
+constexpr std::array<int32_t, kKeyBlock> kPositionAt = [] {
+    std::array<int32_t, kKeyBlock> positions{};
+    for (int64_t i = 0; i < kKeyBlock; ++i) positions[place_of(i)] = (int32_t)i;
+    return positions;
+}();
+
+// Places that the first `count` positions of a block need: up to the last of them, or of the stretch before it.
+inline int64_t num_places(int64_t count) {
+    constexpr int64_t kStretch = kKeyBlock / kTurns;
+    if (count <= 0 || !kTakesTurns) return std::max<int64_t>(count, 0);
+    int64_t whole = (count - 1) / kStretch * kStretch;
+    return std::max(place_of(count - 1), whole ? place_of(whole - 1) : 0) + 1;
+}
+
+// Rows of a group: enough to hide what packing a block costs, few enough that their sums stay in the cache. Groups that
+// share positions may have as few as the least.
+constexpr int64_t kMaxGroupRows = 96;
+constexpr int64_t kMinGroupRows = 24;
 constexpr int64_t kMinSharedPositions = 2 * kKeyBlock;
 
 // The sequences of a step, as BatchInputs has them.
@@ -46,11 +76,12 @@ struct AttentionPlan {
     bool has_shared = false;   // positions, in any group
     int64_t total_cost = 0, largest_cost = 0;  // of groups: rows times the positions that each sees
 
-    void build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares);
+    void build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares, int num_threads = 1);
 
 private:
     void add_sequence(const Batch& batch, int64_t sequence, int64_t tokens_per_member);
-    void add_shared(const Batch& batch, std::vector<int64_t>& sequences, int64_t page_size, int64_t rows_per_token);
+    void add_shared(const Batch& batch, std::vector<int64_t>& sequences, int64_t page_size, int64_t rows_per_token,
+                    int64_t max_rows);
     void sort_groups();
     int64_t cost_of(const Group& group) const;
 };
@@ -79,7 +110,7 @@ inline int64_t shared_positions(const Batch& batch, int64_t a, int64_t b, int64_
 // Sequences with equal leading pages are neighbours once sorted by page table. A group grows while that costs no
 // member more than half of what it shares.
 inline void AttentionPlan::add_shared(const Batch& batch, std::vector<int64_t>& sequences, int64_t page_size,
-                                      int64_t rows_per_token) {
+                                      int64_t rows_per_token, int64_t max_rows) {
     std::sort(sequences.begin(), sequences.end(), [&](int64_t a, int64_t b) {
         const int32_t *x = pages_of(batch, a), *y = pages_of(batch, b);
         return std::lexicographical_compare(x, x + batch.num_columns, y, y + batch.num_columns);
@@ -90,7 +121,7 @@ inline void AttentionPlan::add_shared(const Batch& batch, std::vector<int64_t>& 
         for (; stop < sequences.size(); ++stop) {
             int64_t positions = shared_positions(batch, first, sequences[stop], page_size);
             num_rows += num_new(batch, sequences[stop]) * rows_per_token;
-            if (positions < kMinSharedPositions || 2 * positions < shared || num_rows > kMaxSharedRows) break;
+            if (positions < kMinSharedPositions || 2 * positions < shared || num_rows > max_rows) break;
             shared = shared ? std::min(shared, positions) : positions;
         }
         groups.push_back({(int64_t)members.size(), (int64_t)(stop - i), shared});
@@ -102,20 +133,25 @@ inline void AttentionPlan::add_shared(const Batch& batch, std::vector<int64_t>& 
 }
 
 // Args: rows_per_token: query heads per kv head. shares: false where a window hides the leading positions.
-inline void AttentionPlan::build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares) {
+inline void AttentionPlan::build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares,
+                                 int num_threads) {
     members.clear();
     groups.clear();
     has_few_rows = true;
     std::vector<int64_t> sharing;
+    int64_t num_sharing_rows = 0;
     for (int64_t b = 0; b < batch.num_sequences; ++b) {
-        if (shares && 2 * num_new(batch, b) * rows_per_token <= kMaxSharedRows) {
+        if (shares && 2 * num_new(batch, b) * rows_per_token <= kMinGroupRows) {
             sharing.push_back(b);
+            num_sharing_rows += num_new(batch, b) * rows_per_token;
         } else {
-            has_few_rows &= num_new(batch, b) * rows_per_token <= kMaxSharedRows;
-            add_sequence(batch, b, std::max<int64_t>(1, kMaxChunkRows / rows_per_token));
+            has_few_rows &= num_new(batch, b) * rows_per_token <= kMinGroupRows;
+            add_sequence(batch, b, std::max<int64_t>(1, kMaxGroupRows / rows_per_token));
         }
     }
-    add_shared(batch, sharing, page_size, rows_per_token);
+    // The larger the groups, the more rarely a shared block is packed; threads need several groups to end together.
+    int64_t max_rows = num_threads == 1 ? kMaxGroupRows : num_sharing_rows / (2 * num_threads);
+    add_shared(batch, sharing, page_size, rows_per_token, std::clamp(max_rows, kMinGroupRows, kMaxGroupRows));
     sort_groups();
 }
 

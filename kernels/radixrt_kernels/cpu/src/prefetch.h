@@ -11,17 +11,16 @@ constexpr int64_t kLineBytes = 64;
 // where the system gives out larger pages: a virtual machine's memory can lie in small pages outside.
 constexpr int64_t kTranslatedBytes = 4096;
 
-// A list of memory, asked for a few lines at a time. A core keeps some 20 misses in flight; asked for more at once it
-// waits, so the lines of the next block are spread over the work on this one.
-//   kLocality: as __builtin_prefetch has it: 2 = into the second-level cache, 3 = into the first.
+// A list of memory, asked for a few lines at a time, into the second-level cache: the first is smaller than a block of
+// all heads. A core keeps some 20 misses in flight; asked for more at once it waits or drops them, so the lines of the
+// next block are spread over the work on this one.
 // No path of advance() calls a function: around a call, loops with sums in registers would store them.
-template <int kLocality>
-class LineStream {
+class FarLines {
 public:
     static constexpr int kMaxRuns = 512;
     static constexpr int kMaxUnits = 8;
 
-    LineStream() { clear(); }
+    FarLines() { clear(); }
 
     void clear() {
         num_runs_ = 0;
@@ -41,19 +40,12 @@ public:
         }
     }
 
-    // Begin with what was added, but for lines that were asked for before.
-    void start(int64_t num_skipped_lines = 0) {
+    // Begin with what was added.
+    void start() {
         // After the last run: a line that is in the cache, for ever.
         runs_[num_runs_] = {reinterpret_cast<const char*>(this), 0, INT64_MAX};
         run_ = 0;
         open_run();
-        for (int64_t skipped = num_skipped_lines / 2; skipped > 0 && run_ <= num_runs_;) {
-            int64_t count = std::min(skipped, runs_[run_ - 1].num_pairs);
-            next_ += count * stride_;
-            pairs_left_ -= count;
-            skipped -= count;
-            if (skipped > 0) open_run();
-        }
     }
 
     // Ask for everything while `advance` is told of num_units units of work; without this, a line a unit.
@@ -65,7 +57,7 @@ public:
         for (int i = 0; i < num_runs_; ++i) {
             const char* stop = runs_[i].start + runs_[i].num_pairs * kPairBytes;
             for (const char* at = runs_[i].start; at < stop; at += kTranslatedBytes)
-                __builtin_prefetch(at, 0, kLocality);
+                __builtin_prefetch(at, 0, 2);
         }
     }
 
@@ -76,13 +68,13 @@ public:
         for (int64_t i = lines_per_unit_; i > 0; --i) {
             if (__builtin_expect(stop_ - next_ >= kUnits * kLineBytes, 1)) {
 #pragma GCC unroll 8
-                for (int j = 0; j < kUnits; ++j) __builtin_prefetch(next_ + j * kLineBytes, 0, kLocality);
+                for (int j = 0; j < kUnits; ++j) __builtin_prefetch(next_ + j * kLineBytes, 0, 2);
                 next_ += kUnits * kLineBytes;
             } else {
                 if (pairs_left_ <= 0) open_run();
                 for (int j = 0; j < kUnits / 2; ++j, next_ += stride_) {
-                    __builtin_prefetch(next_, 0, kLocality);
-                    __builtin_prefetch(next_ + kLineBytes, 0, kLocality);
+                    __builtin_prefetch(next_, 0, 2);
+                    __builtin_prefetch(next_ + kLineBytes, 0, 2);
                 }
                 pairs_left_ -= kUnits / 2;
             }
@@ -128,10 +120,5 @@ private:
     int64_t num_pairs_ = 0, lines_per_unit_ = 1, stride_ = 0, pairs_left_ = 0;
     const char *next_ = nullptr, *stop_ = nullptr;
 };
-
-// Far: the next block, into the second-level cache; the first is smaller than a block of all heads. Near: what comes
-// next of this one, into the first, where the far request may have been lost.
-using FarLines = LineStream<2>;
-using NearLines = LineStream<3>;
 
 }  // namespace radixrt
