@@ -76,7 +76,7 @@ struct AttentionPlan {
     bool has_shared = false;   // positions, in any group
     int64_t total_cost = 0, largest_cost = 0;  // of groups: rows times the positions that each sees
 
-    void build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares, int num_threads = 1);
+    void build(const Batch& batch, int64_t page_size, int64_t rows_per_token, bool shares, int num_threads);
 
 private:
     void add_sequence(const Batch& batch, int64_t sequence, int64_t tokens_per_member);

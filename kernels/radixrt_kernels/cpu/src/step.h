@@ -88,10 +88,11 @@ public:
         store_ = store;
         reserve(inputs.batch.num_tokens, inputs.num_sampled);
         int64_t rows_per_token = shape_.num_heads / shape_.num_kv_heads;
-        full_plan_.build(inputs.batch, store.page_size, rows_per_token, true);
-        windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false);
+        const int num_threads = team_.num_threads();
+        full_plan_.build(inputs.batch, store.page_size, rows_per_token, true, num_threads);
+        windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false, num_threads);
         sampled_.choose(inputs.batch, inputs.sample_rows, inputs.num_sampled);
-        last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window);
+        last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window, num_threads);
         team_.run([&](int thread) { run(thread, logits); });
     }
 
