@@ -35,7 +35,8 @@ class CpuAttention:
         """Attend from new tokens to their sequences' pages. Arguments: see reference.paged_attention; no soft cap.
 
         Leading pages that several sequences of few new tokens have in common are read once for 96 query rows at
-        most, for fewer where several threads work. That changes no bit of the result; neither do threads, chunks and who else is in the batch.
+        most, for fewer where several threads work. That changes no bit of the result; neither do threads, chunks
+        and who else is in the batch.
 
         Raises:
             ValueError: counts, shapes or types do not fit together.
