@@ -284,36 +284,63 @@ private:
         }
     }
 
-    // Positions of the block that any of the rows sees. Rows are in the order of their positions within a member.
+    // Positions of the block that any of the rows sees, from its first on. Rows are in the order of their positions within
+    // a member.
     int64_t num_visible(int64_t first, int num_rows, int64_t block, int64_t count) const {
         int64_t visible = 0;
         for (int r = 0; r < num_rows; ++r) visible = std::max(visible, scratch_.positions[first + r] + 1 - block);
-        return num_places(std::min(visible, count));
+        return std::min(visible, count);
     }
 
     // The same rows of every head, a few positions at a time: so memory is read nearly in the order of its addresses.
     // Weights are made head by head between products: while nothing is read, memory idles.
     template <int kRows, bool kIsWide>
     void attend_directly(int64_t first_row, int64_t block, int64_t count) {
-        const int64_t visible = num_visible(first_row, kRows, block, count), num_scores = round_up(visible, kLanes);
-        const int64_t num_heads = stop_head_ - first_head_;
-        if (visible <= 0) return;
-        for (int64_t i = 0; i < num_scores; i += kLanes)
+        const int64_t visible = num_visible(first_row, kRows, block, count), num_heads = stop_head_ - first_head_;
+        if (visible < kKeyBlock) return attend_partly<kRows>(first_row, block, visible);
+        for (int64_t i = 0; i < kKeyBlock; i += kLanes)
             for (int64_t head = 0; head < num_heads; ++head) {
                 int64_t row = head * num_rows_ + first_row;
                 auto [places, near_head] = near_of<kIsWide>(head, kLanes);
                 score_directly<T, kRows>(&scratch_.wide_q[row * row_words_ * kQuarterWords], row_words_, keys_ + i,
                                          head * row_words_, keys_ + i + places, near_head * row_words_,
                                          scores_of(head * kRows) + i, kKeyBlock, far_);
-                if (i + kLanes < num_scores) continue;
+                if (i + kLanes < kKeyBlock) continue;
                 for (int64_t r = 0; r < kRows; ++r)
                     weigh_row(row + r, block, scores_of(head * kRows + r), weights_of(head * kRows + r));
             }
-        for (int64_t i = 0; i < visible; i += kValuePositions) {
-            int64_t stop = std::min(i + kValuePositions, visible);
+        for (int64_t i = 0; i < kKeyBlock; i += kValuePositions)
             for (int64_t head = 0; head < num_heads; ++head)
-                add_head_directly<kRows, kIsWide>(head, head * num_rows_ + first_row, i, stop);
+                add_head_directly<kRows, kIsWide>(head, head * num_rows_ + first_row, i, i + kValuePositions);
+    }
+
+    // The same for the first `visible` positions of a block. Turns would compute with positions that nobody sees: scores,
+    // which are independent of each other, are taken in the order of positions, and of values only the turns that count.
+    template <int kRows>
+    void attend_partly(int64_t first_row, int64_t block, int64_t visible) {
+        if (visible <= 0) return;
+        const int64_t num_heads = stop_head_ - first_head_;
+        for (int64_t i = 0; i < visible; i += kLanes) {
+            const Word* keys[kLanes];
+            for (int64_t j = 0; j < kLanes; ++j) keys[j] = keys_[place_of(i + j)];
+            for (int64_t head = 0; head < num_heads; ++head) {
+                float scores[kRows * kLanes];
+                int64_t row = head * num_rows_ + first_row, at = head * row_words_;
+                score_directly<T, kRows>(&scratch_.wide_q[row * row_words_ * kQuarterWords], row_words_, keys, at, keys,
+                                         at, scores, kLanes, far_);
+                for (int64_t r = 0; r < kRows; ++r)
+                    for (int64_t j = 0; j < kLanes; j += kTurn)
+                        std::memcpy(scores_of(head * kRows + r) + place_of(i + j), scores + r * kLanes + j,
+                                    kTurn * sizeof(float));
+            }
         }
+        for (int64_t head = 0; head < num_heads; ++head)
+            for (int64_t r = 0; r < kRows; ++r)
+                weigh_row(head * num_rows_ + first_row + r, block, scores_of(head * kRows + r),
+                          weights_of(head * kRows + r));
+        for (int64_t place = 0; place < kKeyBlock; place += kTurn)
+            for (int64_t head = 0; head < num_heads && kPositionAt[place] < visible; ++head)
+                add_head_directly<kRows, false>(head, head * num_rows_ + first_row, place, place + kTurn);
     }
 
     // What to ask for while num_places of a head are in use: how many places further, of which head. The same of a turn
@@ -353,7 +380,7 @@ private:
 
     template <int kRows>
     void attend_tile(int64_t first, int64_t block, int64_t count) {
-        const int64_t visible = num_visible(first, kRows, block, count);
+        const int64_t visible = num_places(num_visible(first, kRows, block, count));
         if (visible <= 0) return;
         int64_t num_panels = (visible + kPanel - 1) / kPanel;
         for (int64_t p = 0; p < num_panels; ++p) {
