@@ -284,8 +284,8 @@ private:
         }
     }
 
-    // Positions of the block that any of the rows sees, from its first on. Rows are in the order of their positions within
-    // a member.
+    // Positions of the block that any of the rows sees, from its first on. Rows are in the order of their positions
+    // within a member.
     int64_t num_visible(int64_t first, int num_rows, int64_t block, int64_t count) const {
         int64_t visible = 0;
         for (int r = 0; r < num_rows; ++r) visible = std::max(visible, scratch_.positions[first + r] + 1 - block);
@@ -314,8 +314,9 @@ private:
                 add_head_directly<kRows, kIsWide>(head, head * num_rows_ + first_row, i, i + kValuePositions);
     }
 
-    // The same for the first `visible` positions of a block. Turns would compute with positions that nobody sees: scores,
-    // which are independent of each other, are taken in the order of positions, and of values only the turns that count.
+    // The same for the first `visible` positions of a block. Turns would compute with positions that nobody sees:
+    // scores, which are independent of each other, are taken in the order of positions, and of values only the turns
+    // that count.
     template <int kRows>
     void attend_partly(int64_t first_row, int64_t block, int64_t visible) {
         if (visible <= 0) return;
