@@ -33,6 +33,7 @@ from radixrt.grammar.matcher import CompiledGrammar
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.store import KVStore
 from radixrt.loop import EngineLoop, Scope, Ticket
+from radixrt.mailbox import Mailbox
 from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
 from radixrt.model.loader import AnyDecoder, load_model
@@ -109,6 +110,10 @@ class Engine:
             EngineStopped: the engine is closed or died.
         """
         return self._submit(self._checked(request), deliver)
+
+    def mailbox(self) -> Mailbox:
+        """Give the running event loop's mailbox, for `stream_chunks` and `whole_output`; the same one every time."""
+        return self._loop.mailbox()
 
     def _submit(self, request: GenerateRequest, deliver: Deliver) -> Ticket:
         """Start a request that `request` or `_checked` gave."""
@@ -387,7 +392,7 @@ class AsyncEngine:
     ) -> GenerationOutput:
         """Generate for one prompt; cancelling the task aborts the request."""
         request = self.engine.request(prompt, sampling, namespace=namespace)
-        return await whole_output(self.engine._submit, request)
+        return await whole_output(self.engine._submit, request, mailbox=self.engine.mailbox())
 
     async def stream(
         self,
@@ -398,7 +403,8 @@ class AsyncEngine:
     ) -> AsyncIterator[OutputChunk]:
         """Give a request's chunks as they come; leaving early or cancelling aborts the request."""
         request = self.engine.request(prompt, sampling, namespace=namespace)
-        async with aclosing(stream_chunks(self.engine._submit, request)) as chunks:
+        mailbox = self.engine.mailbox()
+        async with aclosing(stream_chunks(self.engine._submit, request, mailbox=mailbox)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -6,12 +6,17 @@ place that knows of the order:
     overlap off   plan k, launch k, sample k, collect k, commit k, deliver k, plan k + 1, ...
     overlap on    plan k + 1, launch k + 1, collect k, commit k, deliver k, sample k + 1, plan k + 2, ...
 
+What is delivered to event loops lies in their mailboxes until they are woken: once for all of a step, where this thread
+lets go of the interpreter anyway. That is before a launch that is the forward pass itself, else between launch and
+collect; also before the thread rests, and at its end.
+
 The thread owns scheduler, cache, sequences and store. Others reach them through the inbox: a submission, an abort
 or a question is a call that the thread makes between two steps.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
@@ -36,6 +41,7 @@ from radixrt.errors import (
 from radixrt.exec.runner import Runner
 from radixrt.grammar.counters import CompileStats
 from radixrt.kv.cache import PrefixCache, PrefixExplanation
+from radixrt.mailbox import Mailbox
 from radixrt.metrics import EngineMetrics, EngineStats
 from radixrt.sched.latency import load_of
 from radixrt.sched.plan import SequenceUpdate, StepPlan, StepResult
@@ -131,6 +137,8 @@ class EngineLoop:
         self._metrics = EngineMetrics()
         self._deliveries: dict[int, Delivery] = {}
         self._inbox: deque[Callable[[], None]] = deque()
+        self._mailboxes: dict[asyncio.AbstractEventLoop, Mailbox] = {}
+        self._posted: list[Mailbox] = []  # those that have something, not yet woken
         self._process_id = os.getpid()
         self._wake = threading.Condition()
         self._is_closing = False
@@ -215,6 +223,17 @@ class EngineLoop:
         """Raise InvariantViolation unless every owner's invariants hold."""
         self.ask(self._check)
 
+    def mailbox(self) -> Mailbox:
+        """Give the running event loop's mailbox: all that a step gives to its readers wakes the loop once."""
+        loop = asyncio.get_running_loop()
+        found = self._mailboxes.get(loop)
+        if found is None:
+            found = Mailbox(loop, self._posted.append)
+            with self._wake:
+                is_open = {known: item for known, item in self._mailboxes.items() if not known.is_closed()}
+                self._mailboxes = {**is_open, loop: found}
+        return found
+
     def close(self) -> None:
         """Stop the thread and wait for it; whoever still waits gets EngineStopped."""
         with self._wake:
@@ -257,6 +276,8 @@ class EngineLoop:
 
     def _take_calls(self) -> bool:
         """Wait for work, make the calls of the inbox; give False when the loop shall end."""
+        if not self._has_steps:
+            self._wake_readers()
         if self._rest():
             self._check()
         with self._wake:
@@ -281,8 +302,11 @@ class EngineLoop:
         if not (plan.chunks or plan.preempted or before or self._scheduler.is_idle):
             raise InvariantViolation("sequences wait, nothing runs and nothing can be admitted")
         launched = Launched(plan, planned_s=started)
+        if before is None:
+            self._wake_readers()  # the launch may be the whole forward pass
         goes_on = bool(plan.chunks) and self._attempt(launched, self._launch)
         if before is not None:
+            self._wake_readers()  # the device is busy, and now it is waited for
             self._complete(before)
             launched.plan = self._scheduler.settle(plan)
         goes_on = goes_on and self._attempt(launched, self._sample)
@@ -292,6 +316,11 @@ class EngineLoop:
             self._complete(launched)
         if self._scheduler.config.checks == "step":
             self._check()
+
+    def _wake_readers(self) -> None:
+        """Wake the event loops that have post; called where this thread leaves the interpreter to others for a while."""
+        while self._posted:
+            self._posted.pop().wake()
 
     def _launch(self, launched: Launched) -> None:
         launched.step = self._runner.launch(launched.plan)
@@ -399,6 +428,7 @@ class EngineLoop:
         for delivery in self._deliveries.values():
             _tell(delivery, stopped)
         self._deliveries.clear()
+        self._wake_readers()
 
 
 def _tell(delivery: Delivery, error: BaseException) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from radixrt.delivery import Deliver, OutputCollector
+from radixrt.mailbox import Mailbox, Reader
 from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
 
 T = TypeVar("T")
@@ -57,15 +59,24 @@ class ChunkStream(Iterator[OutputChunk]):
 
 
 async def stream_chunks(
-    submit: Callable[[GenerateRequest, Deliver], Abortable], request: GenerateRequest
+    submit: Callable[[GenerateRequest, Deliver], Abortable],
+    request: GenerateRequest,
+    *,
+    mailbox: Mailbox | None = None,
 ) -> AsyncGenerator[OutputChunk, None]:
-    """Submit a request and give its chunks on the running loop; leaving early or cancelling aborts it."""
-    items: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
-    ticket = await _submitted(submit, request, _on_loop(items.put_nowait))
+    """Submit a request and give its chunks on the running loop; leaving early or cancelling aborts it.
+
+    Args:
+        mailbox: the engine's for the running loop; default: one of its own, which wakes the loop at every item.
+    """
+    reader: Reader[OutputChunk | BaseException] = Reader(
+        mailbox or Mailbox(asyncio.get_running_loop(), Mailbox.wake)
+    )
+    ticket = await _submitted(submit, request, reader.post)
     is_last = False
     try:
         while not is_last:
-            item = await items.get()
+            item = await reader.next()
             is_last = isinstance(item, BaseException) or item.usage is not None
             if isinstance(item, BaseException):
                 raise item
@@ -76,19 +87,23 @@ async def stream_chunks(
 
 
 async def whole_output(
-    submit: Callable[[GenerateRequest, Deliver], Abortable], request: GenerateRequest
+    submit: Callable[[GenerateRequest, Deliver], Abortable],
+    request: GenerateRequest,
+    *,
+    mailbox: Mailbox | None = None,
 ) -> GenerationOutput:
-    """Submit a request and give its output; cancelling aborts it. The running loop is woken once, at the end."""
+    """Submit a request and give its output; cancelling aborts it. The running loop is woken once, at the end.
+
+    Args:
+        mailbox: the engine's for the running loop; default: one of its own, which wakes the loop at every item.
+    """
     collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-    done: asyncio.Future[GenerationOutput | BaseException] = asyncio.get_running_loop().create_future()
-
-    def settle(item: GenerationOutput | BaseException) -> None:
-        if not done.done():  # it was cancelled
-            done.set_result(item)
-
-    ticket = await _submitted(submit, request, collector.deliver_to(_on_loop(settle)))
+    reader: Reader[GenerationOutput | BaseException] = Reader(
+        mailbox or Mailbox(asyncio.get_running_loop(), Mailbox.wake)
+    )
+    ticket = await _submitted(submit, request, collector.deliver_to(reader.post))
     try:
-        item = await done
+        item = await reader.next()
     except BaseException:  # cancelled, or dropped
         ticket.abort()
         raise
@@ -97,36 +112,28 @@ async def whole_output(
     return item
 
 
-def _on_loop(take: Callable[[T], None]) -> Callable[[T], None]:
-    """Give a call that any thread may make, and that `take` gets on the running loop."""
-    loop = asyncio.get_running_loop()
-
-    def hand_over(item: T) -> None:
-        try:
-            loop.call_soon_threadsafe(take, item)
-        except RuntimeError:  # the loop is closed: whoever waited is gone and has aborted the request
-            return
-
-    return hand_over
-
-
 async def _submitted(
     submit: Callable[[GenerateRequest, Deliver], Abortable], request: GenerateRequest, deliver: Deliver
 ) -> Abortable:
-    """Submit a request; from another thread if it has a constraint, which may take long to compile.
-
-    When cancelled meanwhile, what comes of it is aborted.
-    """
+    """Submit a request; from another thread if it has a constraint, which may take long to compile."""
     if request.sampling.grammar is None:
         return submit(request, deliver)
-    submitted = asyncio.get_running_loop().run_in_executor(None, submit, request, deliver)
+    return await in_thread(lambda: submit(request, deliver), undo=lambda ticket: ticket.abort())
+
+
+async def in_thread(
+    work: Callable[[], T], *, undo: Callable[[T], object], executor: Executor | None = None
+) -> T:
+    """Do work in a thread and give what it gives; when cancelled meanwhile, undo what comes of it.
+
+    Args:
+        executor: default: the running loop's.
+    """
+    doing = asyncio.get_running_loop().run_in_executor(executor, work)
     try:
-        return await asyncio.shield(submitted)
+        return await asyncio.shield(doing)
     except asyncio.CancelledError:
-        submitted.add_done_callback(_abort)
+        doing.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() else undo(done.result())
+        )
         raise
-
-
-def _abort(submitted: asyncio.Future[Abortable]) -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().abort()

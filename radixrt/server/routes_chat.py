@@ -165,11 +165,10 @@ async def stream_events(batch: Batch, visit: Visit, writer: _ChunkWriter) -> Asy
     usages: list[Usage] = []
     try:
         yield b"".join(writer.begin())
-        async for _, chunk in batch:
-            if events := writer.write(chunk):
+        async for chunks in batch:
+            if events := [written for _, chunk, _ in chunks for written in writer.write(chunk)]:
                 yield b"".join(events)
-            if chunk.usage is not None:
-                usages.append(chunk.usage)
+            usages += [chunk.usage for _, chunk, _ in chunks if chunk.usage is not None]
         usage = total(usages)
         visit.notes.update(usage_notes(usage))
         yield b"".join([*writer.end(usage), DONE])

@@ -254,11 +254,10 @@ class _ChunkWriter:
 async def _events(batch: Batch, visit: Visit, writer: _ChunkWriter) -> AsyncGenerator[bytes, None]:
     usages: list[Usage] = []
     try:
-        async for index, chunk in batch:
-            if written := writer.write(index, chunk):
-                yield written
-            if chunk.usage is not None:
-                usages.append(chunk.usage)
+        async for chunks in batch:
+            if events := [written for index, chunk, _ in chunks if (written := writer.write(index, chunk))]:
+                yield b"".join(events)
+            usages += [chunk.usage for _, chunk, _ in chunks if chunk.usage is not None]
         usage = total(usages)
         visit.notes.update(usage_notes(usage))
         yield b"".join([*writer.end(usage), DONE])

@@ -255,14 +255,15 @@ async def _events(
     position = 1
     try:
         yield event(dump({"id": name, "model": model}), event_id="0")
-        async for _, chunk in batch:
-            made = _chunk_json(chunk)
-            if chunk.usage is not None:
-                visit.notes.update(usage_notes(chunk.usage))
-                if found:
-                    made["radixrt"] = details_json(chunk.usage, found)
-            yield event(dump(made), event_id=str(position))
-            position += 1
+        async for chunks in batch:
+            for _, chunk, _ in chunks:
+                made = _chunk_json(chunk)
+                if chunk.usage is not None:
+                    visit.notes.update(usage_notes(chunk.usage))
+                    if found:
+                        made["radixrt"] = details_json(chunk.usage, found)
+                yield event(dump(made), event_id=str(position))
+                position += 1
         yield DONE
     except Exception as error:  # noqa: BLE001 - told to the reader, and to the log
         yield event(dump(note_failure(visit, error).body()))

@@ -138,10 +138,10 @@ async def _events(batch: Batch, visit: Visit, writer: _Writer) -> AsyncGenerator
     usage = Usage()
     try:
         yield writer.begin()
-        async for _, chunk in batch:
-            if events := writer.write(chunk):
+        async for chunks in batch:
+            if events := b"".join(writer.write(chunk) for _, chunk, _ in chunks):
                 yield events
-            usage = chunk.usage or usage
+            usage = chunks[-1][1].usage or usage
         visit.notes.update(usage_notes(usage))
         yield writer.end(usage)
     except Exception as error:  # noqa: BLE001 - told to the reader, and to the log

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -16,57 +15,29 @@ from starlette.types import Receive
 from radixrt.delivery import Deliver, OutputCollector
 from radixrt.errors import DeadlineExceeded
 from radixrt.loop import Ticket
+from radixrt.mailbox import Mailbox, Reader
+from radixrt.streams import in_thread
 from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk
 
 T = TypeVar("T")
 Submit = Callable[[GenerateRequest, Deliver], Ticket]
-Item = tuple[int, OutputChunk | BaseException]
+# Of which request, what, and when it came, by time.perf_counter.
+Arrived = tuple[int, OutputChunk, float]
+Item = tuple[int, OutputChunk | BaseException, float]
 
 
 class Watch(Protocol):
     """Looks on as a batch's requests run and end."""
 
-    def chunk(self, index: int, chunk: OutputChunk) -> object:
-        """Take in one chunk of a request; its last one has the usage."""
+    def chunk(self, index: int, chunk: OutputChunk, at_s: float) -> object:
+        """Take in one chunk of a request, which came at a time by time.perf_counter; its last one has the usage."""
 
     def failed(self, error: BaseException | None) -> None:
         """Take in one request's failure; None: it was given up."""
 
 
-class _Inbox:
-    """Items on their way from the engine's thread to the event loop; one wake-up serves all that came meanwhile.
-
-    The engine holds it, and nothing of it holds the batch: a batch that nobody has any more can be collected.
-    """
-
-    def __init__(self) -> None:
-        self.items: deque[Item] = deque()
-        self.arrival = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._is_waking = False
-
-    def deliver(self, index: int) -> Deliver:
-        """Give the function that the engine's thread calls with a request's items."""
-
-        def deliver(item: OutputChunk | BaseException) -> None:
-            self.items.append((index, item))
-            if self._is_waking:
-                return
-            self._is_waking = True
-            try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the loop is closed: whoever waited is gone
-                return
-
-        return deliver
-
-    def _wake(self) -> None:
-        self._is_waking = False  # before the reader looks: what comes after this wakes again
-        self.arrival.set()
-
-
-class Batch(AsyncIterator[tuple[int, OutputChunk]]):
-    """Requests that are read as one stream of (index of the request, chunk).
+class Batch(AsyncIterator[list[Arrived]]):
+    """Requests that are read as one stream of (index of the request, chunk, when it came), as many at a time as have come.
 
     The first error of any ends all. Whoever opened it must close it; closing, or dropping it, aborts what is not done.
     Invariant: every request that is not done has a ticket here.
@@ -75,12 +46,12 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
     def __init__(
         self,
         requests: Sequence[GenerateRequest],
-        inbox: _Inbox,
+        reader: Reader[Item],
         tickets: Sequence[Ticket],
         watch: Watch | None = None,
     ) -> None:
         self.requests = requests
-        self._inbox = inbox
+        self._reader = reader
         self._open = dict(enumerate(tickets))
         self._watch = watch
 
@@ -90,6 +61,7 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
         submit: Submit,
         requests: Sequence[GenerateRequest],
         *,
+        mailbox: Mailbox,
         deadline_s: float,
         executor: Executor,
         watch: Callable[[], Watch] | None = None,
@@ -97,42 +69,49 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
         """Submit requests, all or none. Constraints may take long to compile, so those go through a thread.
 
         Args:
+            mailbox: the engine's for the running loop.
             deadline_s: when they must be done, by time.perf_counter; waiting for a thread takes from their time.
             watch: called once the requests are taken; gives who looks on.
         Raises: what the engine's `submit` raises. DeadlineExceeded: no time was left before they were submitted.
         """
-        inbox = _Inbox()
+        reader: Reader[Item] = Reader(mailbox)
+
+        def submit_all() -> list[Ticket]:
+            return _submit_all(submit, requests, reader, deadline_s)
+
         if any(request.sampling.grammar is not None for request in requests):
             try:
                 async with asyncio.timeout(left_s(deadline_s)):
-                    tickets = await _in_thread(
-                        executor, lambda: _submit_all(submit, requests, inbox, deadline_s)
-                    )
+                    tickets = await in_thread(submit_all, undo=_abort, executor=executor)
             except TimeoutError:
                 raise DeadlineExceeded() from None
         else:
-            tickets = _submit_all(submit, requests, inbox, deadline_s)
-        return cls(requests, inbox, tickets, None if watch is None else watch())
+            tickets = submit_all()
+        return cls(requests, reader, tickets, None if watch is None else watch())
 
-    async def __anext__(self) -> tuple[int, OutputChunk]:
-        inbox = self._inbox
-        while not inbox.items:
+    async def __anext__(self) -> list[Arrived]:
+        items = self._reader.items
+        while not items:
             if not self._open:
                 raise StopAsyncIteration
-            inbox.arrival.clear()
-            if not inbox.items:  # looked at again after the clear: a wake-up before it would be lost
-                await inbox.arrival.wait()
-        index, item = inbox.items.popleft()
-        if isinstance(item, BaseException):
-            if self._open.pop(index, None) is not None and self._watch is not None:
-                self._watch.failed(item)
-            self.close()
-            raise item
-        if item.usage is not None:
-            self._open.pop(index, None)
-        if self._watch is not None:
-            self._watch.chunk(index, item)
-        return index, item
+            await self._reader.arrival()
+        found: list[Arrived] = []
+        while items:
+            index, item, at_s = items[0]
+            if isinstance(item, BaseException):
+                if found:
+                    break  # what came before it is read first
+                if self._open.pop(index, None) is not None and self._watch is not None:
+                    self._watch.failed(item)
+                self.close()
+                raise item
+            items.popleft()
+            if item.usage is not None:
+                self._open.pop(index, None)
+            if self._watch is not None:
+                self._watch.chunk(index, item, at_s)
+            found.append((index, item, at_s))
+        return found
 
     def close(self) -> None:
         """Abort the requests that are not done."""
@@ -141,19 +120,27 @@ class Batch(AsyncIterator[tuple[int, OutputChunk]]):
             for _ in self._open:
                 self._watch.failed(None)
         self._open.clear()
-        self._inbox.items.clear()
+        self._reader.items.clear()
 
     def __del__(self) -> None:
         self.close()
 
     async def outputs(self) -> list[GenerationOutput]:
-        """Read to the end and give the outputs in order."""
+        """Read to the end and give the outputs in order; the event loop is woken at the end of each request only."""
+        self._reader.is_patient = True
+        now_s = time.perf_counter()
+
+        def clock() -> float:
+            return now_s  # when a chunk came, however late it is read
+
         collectors = [
-            OutputCollector(request.prompt_ids, num_samples=request.sampling.n) for request in self.requests
+            OutputCollector(request.prompt_ids, num_samples=request.sampling.n, clock=clock)
+            for request in self.requests
         ]
         try:
-            async for index, chunk in self:
-                collectors[index].add(chunk)
+            async for chunks in self:
+                for index, chunk, now_s in chunks:  # noqa: B007 - the clock's
+                    collectors[index].add(chunk)
         finally:
             self.close()
         return [collector.output() for collector in collectors]
@@ -172,18 +159,28 @@ def left_s(deadline_s: float) -> float:
 
 
 def _submit_all(
-    submit: Submit, requests: Sequence[GenerateRequest], inbox: _Inbox, deadline_s: float
+    submit: Submit, requests: Sequence[GenerateRequest], reader: Reader[Item], deadline_s: float
 ) -> list[Ticket]:
     """Submit requests with the time that each has left."""
     tickets: list[Ticket] = []
     try:
         for index, request in enumerate(requests):
             timed = replace(request, timeout_s=left_s(deadline_s))
-            tickets.append(submit(timed, inbox.deliver(index)))
+            tickets.append(submit(timed, _deliver_to(reader, index)))
     except BaseException:
         _abort(tickets)
         raise
     return tickets
+
+
+def _deliver_to(reader: Reader[Item], index: int) -> Deliver:
+    """Give the function that the engine's thread calls with a request's items."""
+
+    def deliver(item: OutputChunk | BaseException) -> None:
+        keeps = isinstance(item, OutputChunk) and item.usage is None
+        reader.post((index, item, time.perf_counter()), keeps=keeps)
+
+    return deliver
 
 
 def _abort(tickets: Sequence[Ticket]) -> None:
@@ -191,22 +188,7 @@ def _abort(tickets: Sequence[Ticket]) -> None:
         ticket.abort()
 
 
-async def _in_thread(executor: Executor, submit: Callable[[], list[Ticket]]) -> list[Ticket]:
-    """Submit from a thread; when cancelled meanwhile, abort what comes of it."""
-    submitted = asyncio.get_running_loop().run_in_executor(executor, submit)
-    try:
-        return await asyncio.shield(submitted)
-    except asyncio.CancelledError:
-        submitted.add_done_callback(_abort_result)
-        raise
-
-
-def _abort_result(submitted: asyncio.Future[list[Ticket]]) -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        _abort(submitted.result())
-
-
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
     """Do the work unless the client goes away first, which cancels it.
 
     Raises:

@@ -153,6 +153,7 @@ class Service:
             return await Batch.start(
                 self.engine.submit,
                 requests,
+                mailbox=self.engine.mailbox(),
                 deadline_s=visit.deadline_s,
                 executor=self._grammar_threads,
                 watch=lambda: _Watch(self.metrics.watch(requests)),
@@ -251,9 +252,9 @@ class _Watch:
 
     counts: RequestWatch
 
-    def chunk(self, index: int, chunk: OutputChunk) -> None:
-        if self.counts.chunk(index, chunk):
-            note_first_token()
+    def chunk(self, index: int, chunk: OutputChunk, at_s: float) -> None:
+        if self.counts.chunk(index, chunk, at_s):
+            note_first_token(time.perf_counter() - at_s)
 
     def failed(self, error: BaseException | None) -> None:
         self.counts.failed(error)

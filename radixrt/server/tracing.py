@@ -6,6 +6,7 @@ none, and nothing here happens. No prompt, no answer and no key is ever in one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,9 +61,9 @@ def annotate(model_name: str, scope: Scope, visit: Visit) -> Callable[[], None]:
     return end
 
 
-def note_first_token() -> None:
-    """Note on the current span that the first token came."""
-    trace.get_current_span().add_event("gen_ai.first_token")
+def note_first_token(ago_s: float = 0.0) -> None:
+    """Note on the current span that the first token came so many seconds ago."""
+    trace.get_current_span().add_event("gen_ai.first_token", timestamp=time.time_ns() - int(1e9 * ago_s))
 
 
 def route_of(scope: Scope) -> str:

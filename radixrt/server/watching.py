@@ -121,9 +121,9 @@ class RequestWatch:
         self._started_s = metrics.clock()
         self._last_s: dict[tuple[int, int], float] = {}
 
-    def chunk(self, index: int, chunk: OutputChunk) -> bool:
-        """Take in one chunk of a request; tell whether it brought a sample's first tokens."""
-        metrics, now_s = self._metrics, self._metrics.clock()
+    def chunk(self, index: int, chunk: OutputChunk, now_s: float) -> bool:
+        """Take in one chunk of a request, and when it came; tell whether it brought a sample's first tokens."""
+        metrics = self._metrics
         key = index, chunk.sample_index
         before_s = self._last_s.get(key)
         is_first = before_s is None and bool(chunk.token_ids)
