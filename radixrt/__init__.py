@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from radixrt.grammar.counters import CompileStats, GrammarStats
     from radixrt.histogram import Histogram
     from radixrt.loop import Scope, Ticket
+    from radixrt.mailbox import Mailbox
     from radixrt.metrics import CacheStats, EngineStats, HitCount
     from radixrt.streams import ChunkStream, stream_chunks, whole_output
     from radixrt.text.tool_forms import ToolForm
@@ -100,6 +101,7 @@ _HOMES = {
     **dict.fromkeys(("CacheStats", "EngineStats", "HitCount"), "radixrt.metrics"),
     **dict.fromkeys(("CompileStats", "GrammarStats"), "radixrt.grammar.counters"),
     "Histogram": "radixrt.histogram",
+    "Mailbox": "radixrt.mailbox",
     "PrefixReport": "radixrt.explain",
     "Scope": "radixrt.loop",
     **dict.fromkeys(("ChunkStream", "stream_chunks", "whole_output"), "radixrt.streams"),
@@ -133,6 +135,7 @@ __all__ = [
     "HitCount",
     "InvalidRequest",
     "InvariantViolation",
+    "Mailbox",
     "ModelLoadError",
     "Namespace",
     "NeverFits",

@@ -16,7 +16,7 @@ from frontend_lang.backends.values import (
     TextPiece,
     ToolForm,
 )
-from radixrt import stream_chunks, whole_output
+from radixrt import Mailbox, stream_chunks, whole_output
 
 Deliver = Callable[[OutputChunk | BaseException], None]
 
@@ -46,6 +46,9 @@ class RuntimeEngine(Protocol):
 
     def submit(self, request: GenerateRequest, deliver: Deliver) -> RuntimeTicket:
         """Start a request; `deliver` gets its chunks, or the error that ends it, in the engine's thread."""
+
+    def mailbox(self) -> Mailbox:
+        """Give the running event loop's mailbox."""
 
     def scope(self) -> RuntimeScope:
         """Open a scope: the prefixes of its requests are evicted last."""
@@ -97,10 +100,10 @@ class EngineBackend:
         """Do nothing: the engine knows at once."""
 
     def stream(self, request: GenerateRequest) -> AsyncGenerator[OutputChunk, None]:
-        return stream_chunks(self._engine.submit, request)
+        return stream_chunks(self._engine.submit, request, mailbox=self._engine.mailbox())
 
     async def generate(self, request: GenerateRequest) -> GenerationOutput:
-        return await whole_output(self._engine.submit, request)
+        return await whole_output(self._engine.submit, request, mailbox=self._engine.mailbox())
 
     async def score(
         self,
