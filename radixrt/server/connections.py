@@ -9,13 +9,20 @@ import fcntl
 import secrets
 import sys
 import termios
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
 import h11
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from radixrt.server.errors import refused
+
+# Name of the ASGI extension by which a scope offers WritePart.
+PARTS = "radixrt.parts"
+# Write a part of an answer whose beginning was sent; give what to wait for if the client does not keep up.
+WritePart = Callable[[bytes], Awaitable[None] | None]
 
 
 class PatientProtocol(H11Protocol):
@@ -30,6 +37,25 @@ class PatientProtocol(H11Protocol):
         self._patience_s = patience_s
         self._seen: tuple[object, int] | None = (None, 0)
         self._timer: asyncio.TimerHandle | None = None
+        self._inner = self.app
+        self.app = self._offer_parts
+
+    async def _offer_parts(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app; where an answer of unknown length goes out in chunks, it may write them itself."""
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            scope.setdefault("extensions", {})[PARTS] = self._part_writer()
+        await self._inner(scope, receive, send)
+
+    def _part_writer(self) -> WritePart:
+        """Give what frames a part as h11 does, which keeps no count of chunks, and spares its many looks at each."""
+        cycle, flow, transport = self.cycle, self.flow, self.transport
+
+        def write(part: bytes) -> Awaitable[None] | None:
+            if part and not cycle.disconnected:
+                transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+            return flow.drain() if flow.write_paused and not cycle.disconnected else None
+
+        return write
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to watch."""
@@ -40,6 +66,7 @@ class PatientProtocol(H11Protocol):
         """End watching."""
         if self._timer is not None:
             self._timer.cancel()
+        self.app = self._inner  # a method of ours would keep us until the garbage collector comes
         super().connection_lost(exc)
 
     def _look(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
+from radixrt.server.connections import PARTS, WritePart
 from radixrt.server.running import Batch, until_disconnect
 
 DONE = b"data: [DONE]\n\n"
@@ -27,12 +29,25 @@ class EventStream(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events to the end, or until nobody reads them."""
+        write = scope.get("extensions", {}).get(PARTS)
+        # In a task of its own, which a chunk wakes alone, without all the layers that the request came through.
+        sending = asyncio.create_task(
+            self.stream_response(send) if write is None else self._write(send, write)
+        )
         try:
-            await until_disconnect(receive, self.stream_response(send))
+            await until_disconnect(receive, sending)
         finally:
             if self._batch is not None:
                 self._batch.close()
             await self._events.aclose()
+
+    async def _write(self, send: Send, write: WritePart) -> None:
+        """Send the events past all that only looks at an answer's beginning and its end."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for events in self._events:
+            if (room := write(events)) is not None:
+                await room
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def event(data: str, *, name: str | None = None, event_id: str | None = None) -> bytes:

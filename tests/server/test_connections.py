@@ -14,8 +14,9 @@ import uvicorn
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from radixrt.server.serve import uvicorn_config
+from tests.support.servers import events
 
-LONG_S = 30
+LONG_S = 120  # against hangs; a busy machine takes its time to fill a connection
 HEAD = "Host: x\r\nContent-Type: application/json\r\n"
 
 
@@ -120,6 +121,32 @@ def test_a_slow_reader_gets_all(engine):
                 time.sleep(0.01)
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_stream_is_framed_as_its_client_can_read_it(engine, version):
+    raw = json.dumps({"prompt": "a", "max_tokens": 20, "stream": True, "ignore_eos": True}).encode()
+    with listening(engine) as (port, _, _), connected(port) as client:
+        head = (
+            f"POST /generate HTTP/{version}\r\n{HEAD}Connection: close\r\nContent-Length: {len(raw)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + raw)
+        answer = bytearray()
+        while found := client.recv(1 << 16):
+            answer += found
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    assert (b"transfer-encoding: chunked" in head.lower()) == (version == "1.1")
+    if version == "1.1":
+        whole = b""
+        while num_bytes := int(body[: (at := body.index(b"\r\n"))], 16):
+            whole += body[at + 2 : at + 2 + num_bytes]
+            assert body[at + 2 + num_bytes :][:2] == b"\r\n"
+            body = body[at + 4 + num_bytes :]
+        assert body == b"0\r\n\r\n"
+        body = whole
+    found = events(body.decode())
+    assert found[-1] == "[DONE]"
+    assert sum(len(item.get("token_ids", ())) for item in found[:-1]) == 20
 
 
 @pytest.mark.parametrize(
