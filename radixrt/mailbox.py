@@ -20,7 +20,7 @@ MAX_PER_TURN = 16
 
 
 class Mailbox:
-    """What lies ready for the readers on one event loop; posted in one thread, taken in the loop's.
+    """What lies ready for the readers on one event loop; posted in other threads, taken in the loop's.
 
     Invariant: while a reader is listed, the mailbox was handed to `later` or is on its way through the loop.
 
@@ -76,7 +76,7 @@ class Reader(Generic[T]):
         self._waiter: asyncio.Future[None] | None = None
 
     def post(self, item: T, *, keeps: bool = False) -> None:
-        """Put an item down; called in the mailbox's posting thread.
+        """Put an item down; called in the thread that it comes from.
 
         Args:
             keeps: a patient reader need not be woken for it: another will follow.

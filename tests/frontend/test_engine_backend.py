@@ -11,6 +11,7 @@ from radixrt import (
     DeviceError,
     FinishReason,
     InvalidRequest,
+    Mailbox,
     OutputChunk,
     SamplingParams,
     TextPiece,
@@ -54,6 +55,9 @@ class ThreadedEngine:
     def scope(self):
         self.open_scopes.add(len(self.open_scopes))
         return OpenScope(self.open_scopes, len(self.open_scopes) - 1)
+
+    def mailbox(self):
+        return Mailbox(asyncio.get_running_loop(), Mailbox.wake)
 
     def submit(self, request, deliver):
         if request.sampling.temperature == 99:
