@@ -42,9 +42,13 @@ class PatientProtocol(H11Protocol):
 
     async def _offer_parts(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app; where an answer of unknown length goes out in chunks, it may write them itself."""
+        extensions = scope.setdefault("extensions", {})
         if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
-            scope.setdefault("extensions", {})[PARTS] = self._part_writer()
-        await self._inner(scope, receive, send)
+            extensions[PARTS] = self._part_writer()
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            extensions.pop(PARTS, None)  # it holds what holds the scope
 
     def _part_writer(self) -> WritePart:
         """Give what frames a part as h11 does, which keeps no count of chunks, and spares its many looks at each."""

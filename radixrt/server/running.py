@@ -202,6 +202,8 @@ async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
         nonlocal has_gone
         while (await receive())["type"] != "http.disconnect":
             pass
+        if isinstance(work, asyncio.Future) and work.done():
+            return  # all was sent: a connection says the same of an answer that is complete
         has_gone = True
         doing.cancel()  # it waits inside the work: this runs while it does not
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import http.client
 import json
 import socket
 import threading
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
 from radixrt.config import ServerConfig
 from radixrt.server import create_app
@@ -147,6 +150,46 @@ def test_a_stream_is_framed_as_its_client_can_read_it(engine, version):
     found = events(body.decode())
     assert found[-1] == "[DONE]"
     assert sum(len(item.get("token_ids", ())) for item in found[:-1]) == 20
+
+
+STREAMS = {
+    "/generate": {"prompt": "a"},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+}
+
+
+def read_streams(port, service, num_rounds):
+    """Read streams of all kinds to their ends on one connection."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG_S)
+    for path, body in list(STREAMS.items()) * num_rounds:
+        raw = json.dumps({"model": service.model_name, **body, "max_tokens": 5, "stream": True})
+        client.request("POST", path, raw, {"Content-Type": "application/json"})
+        answer = client.getresponse().read()
+        assert answer.endswith(b"data: [DONE]\n\n"), answer
+    client.close()
+
+
+def test_who_read_a_stream_to_its_end_has_not_gone_away(engine, caplog):
+    caplog.set_level("INFO", logger="radixrt.access")
+    with listening(engine) as (port, _, service):
+        read_streams(port, service, num_rounds=5)
+    records = [record for record in caplog.records if record.name == "radixrt.access"]
+    assert len(records) == 5 * len(STREAMS)
+    assert not [record for record in records if "outcome" in vars(record)["fields"]]
+
+
+def test_a_request_leaves_nothing_to_the_garbage_collector(engine):
+    with listening(engine) as (port, _, service):
+        read_streams(port, service, num_rounds=1)
+        gc.collect()
+        gc.disable()
+        try:
+            read_streams(port, service, num_rounds=5)
+            left = [item for item in gc.get_objects() if type(item) is RequestResponseCycle]
+        finally:
+            gc.enable()
+    assert len(left) <= 1  # the last one, of a connection that is being closed
 
 
 @pytest.mark.parametrize(
