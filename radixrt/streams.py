@@ -69,9 +69,7 @@ async def stream_chunks(
     Args:
         mailbox: the engine's for the running loop; default: one of its own, which wakes the loop at every item.
     """
-    reader: Reader[OutputChunk | BaseException] = Reader(
-        mailbox or Mailbox(asyncio.get_running_loop(), Mailbox.wake)
-    )
+    reader: Reader[OutputChunk | BaseException] = Reader(mailbox or _own_mailbox())
     ticket = await _submitted(submit, request, reader.post)
     is_last = False
     try:
@@ -98,9 +96,7 @@ async def whole_output(
         mailbox: the engine's for the running loop; default: one of its own, which wakes the loop at every item.
     """
     collector = OutputCollector(request.prompt_ids, num_samples=request.sampling.n)
-    reader: Reader[GenerationOutput | BaseException] = Reader(
-        mailbox or Mailbox(asyncio.get_running_loop(), Mailbox.wake)
-    )
+    reader: Reader[GenerationOutput | BaseException] = Reader(mailbox or _own_mailbox())
     ticket = await _submitted(submit, request, collector.deliver_to(reader.post))
     try:
         item = await reader.next()
@@ -110,6 +106,11 @@ async def whole_output(
     if isinstance(item, BaseException):
         raise item
     return item
+
+
+def _own_mailbox() -> Mailbox:
+    """Give a mailbox of the running loop that wakes it at every item."""
+    return Mailbox(asyncio.get_running_loop(), Mailbox.wake)
 
 
 async def _submitted(

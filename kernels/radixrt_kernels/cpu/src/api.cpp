@@ -50,7 +50,8 @@ struct AttentionTeam {
 
 template <class T>
 void attend_layer(void* data, int64_t page_stride, int64_t page_size, const Batch& batch, const void* q, void* output,
-                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale, AttentionTeam& own) {
+                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale,
+                  AttentionTeam& own) {
     KVLayer<T> kv{static_cast<T*>(data), page_stride, page_size, num_kv_heads, head_dim};
     AttentionLayer<T> layer{static_cast<const T*>(q), static_cast<T*>(output), kv, num_heads, window, scale};
     own.plan.build(batch, page_size, num_heads / num_kv_heads, window == 0, own.team.num_threads());

@@ -3,8 +3,8 @@
 // sequences: Hydragen, arXiv:2402.05099; here the sums are carried on, not merged, so sharing changes no bit.
 #pragma once
 
-#include "direct.h"
 #include "aligned.h"
+#include "direct.h"
 #include "softmax.h"
 #include "team.h"
 
