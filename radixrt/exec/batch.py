@@ -1,8 +1,9 @@
-"""StepPlan -> tensors: what the decoder reads (BatchInputs) and what the sampler reads (SampleBatch)."""
+"""StepPlan -> arrays: what the decoder reads (BatchInputs) and what the sampler reads (SampleBatch)."""
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import torch
 
 from radixrt.errors import GrammarDeadEnd
 from radixrt.exec.randomness import uniform
-from radixrt.model.inputs import BatchInputs
+from radixrt.model.inputs import INT32, INT64, BatchInputs
 from radixrt.sched.plan import StepPlan
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
@@ -55,48 +56,34 @@ class SampleRow:
         return num_sampled < MEASURE_FIRST or num_sampled % MEASURE_EVERY == 0
 
 
-def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> BatchInputs:
+def build_inputs(plan: StepPlan, *, page_size: int) -> BatchInputs:
     """Give one flattened ragged batch for a non-empty plan. Pure.
 
     sample_rows holds, chunk after chunk, the rows of its scored positions and then its row to sample from.
     """
-    starts, stops, tokens, num_query_tokens = [], [], [], []
-    rows: list[int] = []
-    first = 0
+    tokens, positions, slots, rows = array(INT32), array(INT64), array(INT64), array(INT64)
+    query_start, context_lens = array(INT32, (0,)), array(INT32)
+    tables: list[list[int]] = []
     for sequence, start, num_tokens, wants_sample, scored, _ in plan.chunks:
-        stop = start + num_tokens
-        starts.append(start)
-        stops.append(stop)
-        num_query_tokens.append(num_tokens)
-        tokens.append(sequence.token_ids[start:stop].tobytes())
+        assert sequence.lease is not None
+        stop, first, pages = start + num_tokens, len(positions), sequence.lease.pages
+        tokens += sequence.token_ids[start:stop]
+        positions.extend(range(start, stop))
+        slots.extend([pages[at // page_size] * page_size + at % page_size for at in range(start, stop)])
         if scored:  # the row before a position tells of it
-            rows += range(first + scored.start - 1 - start, first + scored.stop - 1 - start)
-        first += num_tokens
+            rows.extend(range(first + scored.start - 1 - start, first + scored.stop - 1 - start))
         if wants_sample:
-            rows.append(first - 1)
-    query_start = np.zeros(len(starts) + 1, dtype=np.int32)
-    np.cumsum(num_query_tokens, out=query_start[1:])
-    owners = np.repeat(np.arange(len(starts)), num_query_tokens)
-    positions = np.arange(first) + (np.array(starts) - query_start[:-1])[owners]
-    token_ids = np.frombuffer(b"".join(tokens), dtype=np.int32).astype(np.int64)
-    page_table = np.zeros((len(starts), -(-max(stops) // page_size)), dtype=np.int32)
-    for row, chunk, stop in zip(page_table, plan.chunks, stops, strict=True):
-        assert chunk.sequence.lease is not None
-        pages = chunk.sequence.lease.pages[: -(-stop // page_size)]
-        row[: len(pages)] = pages
-    columns, offsets = np.divmod(positions, page_size)
-    slots = page_table[owners, columns].astype(np.int64) * page_size + offsets
-    return BatchInputs(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(slots).to(device),
-        page_table=torch.from_numpy(page_table).to(device),
-        query_start=torch.from_numpy(query_start).to(device),
-        context_lens=torch.from_numpy(np.array(stops, dtype=np.int32)).to(device),
-        sample_rows=torch.from_numpy(np.array(rows, dtype=np.int64)).to(device),
-        num_query_tokens=tuple(num_query_tokens),
-        num_context_tokens=tuple(stops),
-    )
+            rows.append(first + num_tokens - 1)
+        query_start.append(first + num_tokens)
+        context_lens.append(stop)
+        tables.append(pages[: -(-stop // page_size)])
+    num_columns = max(map(len, tables))
+    page_table = array(INT32)
+    for table in tables:
+        page_table.extend(table)
+        page_table.extend([0] * (num_columns - len(table)))
+    token_ids = array(INT64, tokens)
+    return BatchInputs(token_ids, positions, slots, page_table, query_start, context_lens, rows)
 
 
 def build_sample_rows(plan: StepPlan, *, vocab_size: int) -> list[SampleRow]:

@@ -15,6 +15,7 @@ from radixrt.exec import sampler
 from radixrt.exec.batch import SampleRow, build_inputs, build_sample_rows
 from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
+from radixrt.model.outputs import Prediction
 from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
 from radixrt.types import TokenLogprob
 
@@ -56,10 +57,10 @@ class Runner(Protocol[S]):
 
 @dataclass(slots=True)
 class ComputedStep:
-    """A step of ModelRunner: its plan, the logits, what to sample by, and the result once sampled."""
+    """A step of ModelRunner: its plan, what the model gave, what to sample by, and the result once sampled."""
 
     plan: StepPlan
-    logits: torch.Tensor
+    prediction: Prediction
     rows: list[SampleRow]
     result: StepResult | None = None
 
@@ -67,12 +68,8 @@ class ComputedStep:
 class Model(Protocol):
     """What the runner needs of a decoder."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model lives."""
-
-    def forward(self, inputs: BatchInputs, store: KVStore) -> torch.Tensor:
-        """Compute a batch, writing its KV into the store; give [S, model vocabulary] float32 logits."""
+    def predict(self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int) -> Prediction:
+        """Compute a batch, writing its KV into the store; give logits and the likeliest of the first num_token_ids tokens."""
 
 
 class ModelRunner:
@@ -99,18 +96,18 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> ComputedStep:
         """Carry out a plan's copies and its forward pass, and fill its masks. Changes: the store."""
         self.store.copy_pages(plan.page_copies)
-        inputs = build_inputs(plan, page_size=self.store.layout.page_size, device=self.model.device)
+        inputs = build_inputs(plan, page_size=self.store.layout.page_size)
         pending = self._fill_masks(plan)
         try:
-            logits = self.model.forward(inputs, self.store)
+            prediction = self.model.predict(inputs, self.store, num_token_ids=self.num_token_ids)
         finally:
             rows = pending()  # in any case: nobody else may use a matcher before its mask is filled
-        return ComputedStep(plan, logits, rows)
+        return ComputedStep(plan, prediction, rows)
 
     @torch.inference_mode()
     def sample(self, step: ComputedStep, plan: StepPlan) -> None:
         """Draw what the step wants; all that was launched counts."""
-        step.result = self._sample(plan, step.logits, step.rows)
+        step.result = self._sample(plan, step.prediction, step.rows)
 
     def collect(self, step: ComputedStep) -> StepResult:
         """Give the result of a sampled step."""
@@ -123,7 +120,7 @@ class ModelRunner:
         has_masks = any(chunk.wants_sample and chunk.sequence.constraint for chunk in plan.chunks)
         return self._masking.submit(make).result if has_masks else make
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor, rows: list[SampleRow]) -> StepResult:
+    def _sample(self, plan: StepPlan, prediction: Prediction, rows: list[SampleRow]) -> StepResult:
         # Rows of logits, chunk after chunk: [its scored positions][its next token]
         sample_at, scored_at, row = [], [], 0
         for chunk in plan.chunks:
@@ -132,9 +129,12 @@ class ModelRunner:
             if chunk.wants_sample:
                 sample_at.append(row)
                 row += 1
-        drawable = logits[:, : self.num_token_ids]
-        drawable = drawable if len(sample_at) == len(logits) else drawable[sample_at]
-        drawn = sampler.sample(drawable, rows)
+        logits, token_ids, largest = prediction
+        drawable = logits if logits.shape[1] == self.num_token_ids else logits[:, : self.num_token_ids]
+        if row > len(sample_at):
+            drawable = drawable[sample_at]
+            token_ids, largest = [token_ids[at] for at in sample_at], [largest[at] for at in sample_at]
+        drawn = sampler.sample(drawable, rows, found=(token_ids, largest))
         removed = sampler.removed_probability(drawable, rows)
         outcomes = iter(zip(drawn, sample_at, rows, removed, strict=True))
         results = []

@@ -17,29 +17,34 @@ import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
 from radixrt.exec.batch import SampleRow, is_allowed, refusals, unpack_masks
+from radixrt.model.outputs import likeliest
 from radixrt.types import SamplingParams, TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
 FIRST_SORTED = 1024
 
 
-def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtError]:
+def sample(
+    logits: torch.Tensor, rows: Seq[SampleRow], *, found: tuple[list[int], list[float]] | None = None
+) -> list[int | RadixrtError]:
     """Draw one token per row.
 
     Args:
         logits: [N, V] float32; not changed.
+        found: `likeliest(logits)`, where it is known.
     Returns: per row a token id, or the error that ends its sequence: GrammarDeadEnd when nothing is allowed,
         DeviceError when the logits are not numbers.
     """
     if not rows:
         return []
-    token_ids, best = _likeliest(logits)
+    known_ids, known_best = found or likeliest(logits)
+    token_ids, best = list(known_ids), list(known_best)
     changed = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
     adjusted: dict[int, torch.Tensor] = {}
     if changed:
         values = _adjust(logits[changed], [rows[index] for index in changed])
         adjusted = dict(zip(changed, values.unbind(), strict=True))
-        for index, token_id, value in zip(changed, *_likeliest(values), strict=True):
+        for index, token_id, value in zip(changed, *likeliest(values), strict=True):
             token_ids[index], best[index] = token_id, value
     whole: list[int] = []  # drawn from all that is allowed
     for index, row in enumerate(rows):
@@ -55,16 +60,6 @@ def sample(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[int | RadixrtErro
         for index, token_id in zip(whole, drawn.tolist(), strict=True):
             token_ids[index] = token_id
     return [verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
-
-
-def _likeliest(logits: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Give the first of each row's largest logits, and the logit. [N, V] -> N, N"""
-    if logits.device.type == "cpu":  # numpy is 20 times as fast as torch here
-        values = logits.numpy()
-        found = values.argmax(axis=-1)
-        return found.tolist(), values[np.arange(len(found)), found].tolist()
-    token_ids = logits.argmax(dim=-1)
-    return token_ids.tolist(), logits.gather(1, token_ids[:, None]).squeeze(1).tolist()
 
 
 def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:

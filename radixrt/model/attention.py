@@ -12,7 +12,7 @@ import torch
 from radixrt_kernels import cpu as cpu
 from radixrt_kernels import reference
 
-from radixrt.model.inputs import BatchInputs
+from radixrt.model.inputs import BatchTensors
 from radixrt.model.spec import ModelSpec
 
 
@@ -31,7 +31,7 @@ class AttentionPlan(Protocol):
 class AttentionBackend(Protocol):
     """An implementation of paged attention; stateless, shared by all steps."""
 
-    def plan(self, inputs: BatchInputs, spec: ModelSpec, *, page_size: int) -> AttentionPlan:
+    def plan(self, batch: BatchTensors, spec: ModelSpec, *, page_size: int) -> AttentionPlan:
         """Prepare a step: everything that does not depend on the layer's tensors."""
         ...
 
@@ -56,22 +56,22 @@ class TorchPlan:
 class TorchAttention:
     """Paged attention in plain torch, on any device."""
 
-    def plan(self, inputs: BatchInputs, spec: ModelSpec, *, page_size: int) -> TorchPlan:
-        windows = _effective_windows(inputs, spec)
+    def plan(self, batch: BatchTensors, spec: ModelSpec, *, page_size: int) -> TorchPlan:
+        windows = _effective_windows(batch, spec)
         groups = {
             window: reference.plan_attention(
-                inputs.page_table,
-                num_query_tokens=inputs.num_query_tokens,
-                num_context_tokens=inputs.num_context_tokens,
+                batch.page_table,
+                num_query_tokens=batch.num_query_tokens,
+                num_context_tokens=batch.num_context_tokens,
                 page_size=page_size,
                 sliding_window=window,
             )
             for window in dict.fromkeys(windows)
         }
-        return TorchPlan(inputs.slots, windows, groups, spec.head_dim**-0.5)
+        return TorchPlan(batch.slots, windows, groups, spec.head_dim**-0.5)
 
 
-def _effective_windows(inputs: BatchInputs, spec: ModelSpec) -> tuple[int | None, ...]:
+def _effective_windows(batch: BatchTensors, spec: ModelSpec) -> tuple[int | None, ...]:
     """Give each layer's window; one at least as long as the longest context hides nothing."""
-    longest = max(inputs.num_context_tokens)
+    longest = max(batch.num_context_tokens)
     return tuple(None if window is None or window >= longest else window for window in spec.sliding_windows)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from radixrt.kv.store import KVStore
 from radixrt.model.attention import AttentionBackend, AttentionPlan
 from radixrt.model.inputs import BatchInputs
+from radixrt.model.outputs import Prediction
 from radixrt.model.spec import ModelSpec, RopeSpec
 
 
@@ -106,23 +107,27 @@ class Decoder:
         """Compute the step's keys and values and the wanted logits.
 
         Args:
-            inputs: the step, on this decoder's device; at least one sequence.
+            inputs: the step; at least one sequence.
             store: its layout is `spec.kv_layout` with this decoder's dtype.
         Returns: [S, V] float32, a row per entry of inputs.sample_rows.
         Changes: store.data at inputs.slots, all layers.
         """
-        weights = self.weights
-        plan = self.attention.plan(inputs, self.spec, page_size=store.layout.page_size)
-        rotation = Rotation.at(inputs.positions, self.spec.rope, dtype=self.dtype)
-        hidden = F.embedding(inputs.token_ids, weights.embedding)
+        weights, batch = self.weights, inputs.to(self.device)
+        plan = self.attention.plan(batch, self.spec, page_size=store.layout.page_size)
+        rotation = Rotation.at(batch.positions, self.spec.rope, dtype=self.dtype)
+        hidden = F.embedding(batch.token_ids, weights.embedding)
         for layer_index, layer in enumerate(weights.layers):
             kv_layer = store.layer(layer_index)
             normed = self._norm(hidden, layer.attention_norm)
             hidden = hidden + self._attend(normed, layer, rotation, plan, kv_layer, layer_index)
             gates, ups = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, -1)
             hidden = hidden + layer.down(F.silu(gates) * ups)
-        sampled = self._norm(hidden[inputs.sample_rows], weights.final_norm)
+        sampled = self._norm(hidden[batch.sample_rows], weights.final_norm)
         return F.linear(sampled, weights.head).float()
+
+    def predict(self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int) -> Prediction:
+        """Do `forward`, and give with its logits the likeliest of the first num_token_ids tokens."""
+        return Prediction.of(self.forward(inputs, store), num_token_ids=num_token_ids)
 
     def _attend(
         self,

@@ -12,6 +12,7 @@ from radixrt.memory import advise_huge_pages
 from radixrt.model.attention import cpu
 from radixrt.model.decoder import DecoderWeights
 from radixrt.model.inputs import BatchInputs
+from radixrt.model.outputs import Prediction
 from radixrt.model.spec import ModelSpec
 
 
@@ -72,16 +73,16 @@ class NativeDecoder:
     def dtype(self) -> torch.dtype:
         return self.native.dtype
 
-    def forward(self, inputs: BatchInputs, store: KVStore) -> torch.Tensor:
-        """Compute the step's keys and values and the wanted logits.
+    def predict(self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int) -> Prediction:
+        """Compute the step's keys and values, the wanted logits and the likeliest of the first num_token_ids tokens.
 
         Args:
-            inputs: the step, on the CPU; at least one sequence.
+            inputs: the step; at least one sequence.
             store: its layout is `spec.kv_layout` with this decoder's dtype.
-        Returns: [S, V] float32, a row per entry of inputs.sample_rows.
+        Returns: a row per entry of inputs.sample_rows.
         Changes: store.data at inputs.slots, all layers.
         """
-        return self.native.step(
+        outputs = self.native.step(
             store.data,
             token_ids=inputs.token_ids,
             positions=inputs.positions,
@@ -90,7 +91,9 @@ class NativeDecoder:
             query_start=inputs.query_start,
             context_lens=inputs.context_lens,
             sample_rows=inputs.sample_rows,
+            num_token_ids=num_token_ids,
         )
+        return Prediction(*outputs)
 
 
 def _shape(spec: ModelSpec) -> cpu.DecoderShape:

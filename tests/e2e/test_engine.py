@@ -243,15 +243,15 @@ def test_stats_count_hits_by_label_and_namespace(engine):
 
 
 def test_failed_step_fails_its_sequences_and_the_engine_goes_on(engine):
-    def explode(inputs, store):
+    def explode(inputs, store, *, num_token_ids):
         raise RuntimeError("no such kernel")
 
-    model, forward = engine._runner.model, engine._runner.model.forward
-    model.forward = explode
+    model, predict = engine._runner.model, engine._runner.model.predict
+    model.predict = explode
     with pytest.raises(DeviceError, match="no such kernel") as caught:
         engine.generate("hello", SHORT)
     assert isinstance(caught.value.__cause__, RuntimeError)
-    model.forward = forward
+    model.predict = predict
     assert len(engine.generate("hello", SHORT).token_ids) == 5
 
 

@@ -25,9 +25,9 @@ class Watched:
         self.device = model.device
         self._model, self._watch = model, watch
 
-    def forward(self, inputs, store):
+    def predict(self, inputs, store, *, num_token_ids):
         self._watch()
-        return self._model.forward(inputs, store)
+        return self._model.predict(inputs, store, num_token_ids=num_token_ids)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_arrays_equal_those_of_the_plain_runner(planner, overlap):
             assert got[: len(known)] == known
         assert step.has_unseen_tokens == any(c.stop > c.sequence.num_total for c in plan.chunks)
         if not step.has_unseen_tokens:
-            expected = build_inputs(plan, page_size=4, device=torch.device("cpu"))
+            expected = build_inputs(plan, page_size=4).to(torch.device("cpu"))
             for name in ("token_ids", "positions", "slots", "sample_rows"):
                 assert torch.equal(views[name], getattr(expected, name)), name
             assert torch.equal(views["page_table"], expected.page_table)

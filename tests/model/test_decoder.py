@@ -1,5 +1,8 @@
 """The decoder over pages against the plain transformers forward."""
 
+import itertools
+from array import array
+
 import pytest
 import torch
 
@@ -81,15 +84,13 @@ class Pages:
         width = max(len(self.pages[name]) for name in chunks) + 1
         table = [self.pages[name] + [0] * (width - len(self.pages[name])) for name in chunks]
         inputs = BatchInputs(
-            token_ids=torch.tensor(tokens),
-            positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
-            page_table=torch.tensor(table, dtype=torch.int32),
-            query_start=torch.tensor([0, *new]).cumsum(0).int(),
-            context_lens=torch.tensor(context, dtype=torch.int32),
-            sample_rows=torch.arange(len(tokens)) if rows is None else torch.tensor(rows, dtype=torch.int64),
-            num_query_tokens=tuple(new),
-            num_context_tokens=tuple(context),
+            token_ids=array("q", tokens),
+            positions=array("q", positions),
+            slots=array("q", slots),
+            page_table=array("i", itertools.chain(*table)),
+            query_start=array("i", itertools.accumulate(new, initial=0)),
+            context_lens=array("i", context),
+            sample_rows=array("q", range(len(tokens)) if rows is None else rows),
         )
         return self.decoder.forward(inputs, self.store)
 

@@ -1,5 +1,8 @@
 """The device decoder on Triton's kernels against the torch decoder: on a GPU, else in the interpreter."""
 
+import itertools
+from array import array
+
 import pytest
 import torch
 
@@ -22,32 +25,29 @@ PAGE_SIZE = 4
 
 def step(news, contexts):
     """Give inputs of one step; every sequence starts with the same page and goes on in pages of its own."""
-    page_table = torch.zeros(len(contexts), max(-(-c // PAGE_SIZE) for c in contexts), dtype=torch.int32)
+    width = max(-(-context // PAGE_SIZE) for context in contexts)
+    table = []
     for b, context in enumerate(contexts):
-        num_own = -(-context // PAGE_SIZE) - 1
-        page_table[b, 0] = 1
-        page_table[b, 1 : 1 + num_own] = torch.arange(num_own) + 2 + 10 * b
-    positions = torch.cat([torch.arange(c - n, c) for n, c in zip(news, contexts, strict=True)])
-    owner = torch.repeat_interleave(torch.arange(len(news)), torch.tensor(news))
-    slots = page_table[owner, positions // PAGE_SIZE].long() * PAGE_SIZE + positions % PAGE_SIZE
-    starts = torch.tensor([0, *torch.tensor(news).cumsum(0).tolist()], dtype=torch.int32)
+        own = [page + 2 + 10 * b for page in range(-(-context // PAGE_SIZE) - 1)]
+        table.append([1, *own] + [0] * (width - 1 - len(own)))
+    places = [(b, i) for b, (n, c) in enumerate(zip(news, contexts, strict=True)) for i in range(c - n, c)]
+    ends = list(itertools.accumulate(news, initial=0))
     return BatchInputs(
-        token_ids=(positions * 7 + 3 * (positions >= PAGE_SIZE) * owner).to(DEVICE) % 300,
-        positions=positions.to(DEVICE),
-        slots=slots.to(DEVICE),
-        page_table=page_table.to(DEVICE),
-        query_start=starts.to(DEVICE),
-        context_lens=torch.tensor(contexts, dtype=torch.int32, device=DEVICE),
-        sample_rows=(starts[1:].long() - 1).to(DEVICE),
-        num_query_tokens=tuple(news),
-        num_context_tokens=tuple(contexts),
+        token_ids=array("q", [(i * 7 + 3 * (i >= PAGE_SIZE) * b) % 300 for b, i in places]),
+        positions=array("q", [i for _, i in places]),
+        slots=array("q", [table[b][i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for b, i in places]),
+        page_table=array("i", itertools.chain(*table)),
+        query_start=array("i", ends),
+        context_lens=array("i", contexts),
+        sample_rows=array("q", [end - 1 for end in ends[1:]]),
     )
 
 
 def on_device(inputs, planner):
-    plans = planner.plan(as_ints(inputs.page_table), inputs.num_query_tokens, inputs.num_context_tokens)
-    plans = tuple(plan.to_device(inputs.page_table) for plan in plans)
-    return DeviceInputs(inputs.token_ids, inputs.positions, inputs.slots, inputs.sample_rows, plans)
+    batch = inputs.to(DEVICE)
+    plans = planner.plan(as_ints(batch.page_table), batch.num_query_tokens, batch.num_context_tokens)
+    plans = tuple(plan.to_device(batch.page_table) for plan in plans)
+    return DeviceInputs(batch.token_ids, batch.positions, batch.slots, batch.sample_rows, plans)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
@@ -77,14 +77,14 @@ def test_logits_equal_those_of_the_torch_decoder(kind, tmp_path):
 def test_a_window_that_hides_nothing_is_left_out_of_prefills_only(tmp_path):
     spec = ModelSpec.load(tiny_model("mistral", tmp_path, head_dim=64))  # a window of 8
     planner = AttentionPlanner(spec, PAGE_SIZE, torch.float32)
-    table = as_ints(step([3], [6]).page_table)
+    table = as_ints(step([3], [6]).to(DEVICE).page_table)
     [short] = planner.plan(table, (3,), (6,))
     [long] = planner.plan(table, (3,), (8,))
     [decode] = planner.plan(table, (1,), (6,))
     assert short.extend.sliding_window is None
     assert long.extend.sliding_window is None
     assert decode.decode.has_window
-    table = as_ints(step([3], [9]).page_table)
+    table = as_ints(step([3], [9]).to(DEVICE).page_table)
     [longer] = planner.plan(table, (3,), (9,))
     assert longer.extend.sliding_window == 8
 

@@ -2,7 +2,10 @@
 
 import itertools
 import logging
+import math
 import shutil
+from array import array
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from radixrt.model.decoder import Decoder
 from radixrt.model.inputs import BatchInputs
 from radixrt.model.loader import load_model
 from radixrt.model.native import NativeDecoder
+from radixrt.model.outputs import Prediction
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
 from tests.support.models import oracle, tiny_model
@@ -73,9 +77,9 @@ def folder(request, tmp_path_factory):
     return tiny_model(kind, tmp_path_factory.mktemp("model"), **overrides)
 
 
-def build(folder, *, dtype=torch.float32, variant=None, num_threads=1):
+def build(folder, *, dtype=torch.float32, variant=None, num_threads=1, **overrides):
     spec = ModelSpec.load(folder)
-    weights = read_weights(folder, spec, device=CPU, dtype=dtype)
+    weights = replace(read_weights(folder, spec, device=CPU, dtype=dtype), **overrides)
     return NativeDecoder.build(
         spec, weights, num_threads=num_threads, build_folder=home_folder() / "build", variant=variant
     )
@@ -110,14 +114,18 @@ class Pages:
 
     def forward(self, chunks, **overrides):
         """Compute chunks as `step` does; give the logits. Args: overrides: other values of BatchInputs."""
+        decoder, inputs = self.decoder, self.inputs(chunks, **overrides)
+        return decoder.predict(inputs, self.store, num_token_ids=decoder.spec.vocab_size).logits
+
+    def inputs(self, chunks, **overrides):
+        """Give the inputs of a step that computes chunks."""
         for name, ids in chunks.items():
             pages = self.pages.setdefault(name, [])
             while len(pages) * self.page_size < len(ids):
                 pages.append(self.free.pop())
         spans = {name: range(self.computed.get(name, 0), len(ids)) for name, ids in chunks.items()}
-        table = torch.zeros(len(chunks), max(len(self.pages[name]) for name in chunks), dtype=torch.int32)
-        for row, name in zip(table, chunks, strict=True):
-            row[: len(self.pages[name])] = torch.tensor(self.pages[name])
+        width = max(len(self.pages[name]) for name in chunks)
+        table = [(*self.pages[name], *[0] * (width - len(self.pages[name]))) for name in chunks]
         self.computed |= {name: len(ids) for name, ids in chunks.items()}
         new = tuple(len(span) for span in spans.values())
         slots = [
@@ -126,17 +134,15 @@ class Pages:
             for i in span
         ]
         values = {
-            "token_ids": torch.tensor([chunks[name][i] for name, span in spans.items() for i in span]),
-            "positions": torch.tensor([i for span in spans.values() for i in span]),
-            "slots": torch.tensor(slots),
-            "page_table": table,
-            "query_start": torch.tensor([0, *new]).cumsum(0).int(),
-            "context_lens": torch.tensor([len(ids) for ids in chunks.values()], dtype=torch.int32),
-            "sample_rows": torch.arange(sum(new)),
-            "num_query_tokens": new,
-            "num_context_tokens": tuple(len(ids) for ids in chunks.values()),
+            "token_ids": array("q", [chunks[name][i] for name, span in spans.items() for i in span]),
+            "positions": array("q", [i for span in spans.values() for i in span]),
+            "slots": array("q", slots),
+            "page_table": array("i", itertools.chain(*table)),
+            "query_start": array("i", itertools.accumulate(new, initial=0)),
+            "context_lens": array("i", map(len, chunks.values())),
+            "sample_rows": array("q", range(sum(new))),
         }
-        return self.decoder.forward(BatchInputs(**values | overrides), self.store)
+        return BatchInputs(**values | overrides)
 
 
 def prompt(num_tokens, *, seed=0):
@@ -242,7 +248,7 @@ def run_wanting(decoder, choose, *, page_size=4):
             if index == 1 and name.startswith("branch"):
                 pages.share("shared", name, 144)
         rows = choose([len(ids) - pages.computed.get(name, 0) for name, ids in chunks.items()])
-        found.append((pages.forward(chunks, sample_rows=rows), rows))
+        found.append((pages.forward(chunks, sample_rows=array("q", rows.tolist())), rows))
     return found, pages.store.data
 
 
@@ -276,27 +282,67 @@ def test_rows_that_are_not_wanted_change_no_bit(folder, dtype, variant, choose):
 def test_only_wanted_rows_are_given(folder):
     decoder, ids = build(folder), prompt(12)
     (everything,) = Pages(decoder, page_size=4).step({"a": ids})
-    rows = torch.tensor([11, 3])
-    assert torch.equal(Pages(decoder, page_size=4).forward({"a": ids}, sample_rows=rows), everything[rows])
-    no_rows = torch.empty(0, dtype=torch.int64)
-    some = Pages(decoder, page_size=4).forward({"a": ids}, sample_rows=no_rows)
+    found = Pages(decoder, page_size=4).forward({"a": ids}, sample_rows=array("q", [11, 3]))
+    assert torch.equal(found, everything[[11, 3]])
+    some = Pages(decoder, page_size=4).forward({"a": ids}, sample_rows=array("q"))
     assert some.shape == (0, decoder.spec.vocab_size)
+
+
+def distinct(head):
+    return head
+
+
+def repeated(head):
+    """Every logit comes many times, in several panels."""
+    return head[torch.arange(len(head)) % 7].contiguous()
+
+
+def broken(head):
+    """One token has a logit that is no number."""
+    head = head.clone()
+    head[40] = float("nan")
+    return head
+
+
+@pytest.mark.parametrize("change", [distinct, repeated, broken])
+@pytest.mark.parametrize("variant", VARIANT_NAMES)
+def test_the_likeliest_token_is_the_first_of_the_largest_logits(tmp_path, variant, change):
+    folder = tiny_model("llama", tmp_path, hidden_size=64, vocab_size=331)  # the last panel is not full
+    head = torch.randn(331, 64, generator=torch.Generator().manual_seed(1))
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = build(folder, dtype=dtype, variant=variant, num_threads=2, head=change(head).to(dtype))
+        for num_token_ids in (331, 330, 300, 97, 32, 3, 1):
+            pages = Pages(decoder, page_size=4)
+            inputs = pages.inputs({"a": prompt(30), "b": prompt(3, seed=1)})
+            found = decoder.predict(inputs, pages.store, num_token_ids=num_token_ids)
+            expected = Prediction.of(found.logits, num_token_ids=num_token_ids)
+            if change is broken and num_token_ids > 40:
+                assert all(map(math.isnan, found.largest))
+            else:
+                assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("num_token_ids", [0, 321])
+def test_tokens_that_can_be_drawn_are_some_of_the_vocabulary(tmp_path, num_token_ids):
+    pages = Pages(build(tiny_model("llama", tmp_path)), page_size=4)
+    with pytest.raises(ValueError, match=rf"num_token_ids must be in \[1, 320\], got {num_token_ids}"):
+        pages.decoder.predict(pages.inputs({"a": [1]}), pages.store, num_token_ids=num_token_ids)
 
 
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"token_ids": torch.tensor([1, 999])}, r"token_ids must be in \[0, vocab_size\)"),
-        ({"token_ids": torch.tensor([1, -1])}, r"token_ids must be in"),
-        (
-            {"token_ids": torch.tensor([1, 2], dtype=torch.int32)},
-            r"token_ids must be \(2,\) torch.int64, got",
-        ),
-        ({"slots": torch.tensor([0, 1 << 40])}, "slots must lie in the KV store"),
-        ({"sample_rows": torch.tensor([2])}, "sample_rows must be rows of the step"),
-        ({"page_table": torch.tensor([[512]], dtype=torch.int32)}, "page_table must name pages"),
-        ({"context_lens": torch.tensor([1], dtype=torch.int32)}, "1 <= new tokens <= context"),
-        ({"positions": torch.zeros(4, dtype=torch.int64)[::2]}, "positions must be contiguous"),
+        ({"token_ids": array("q", [1, 999])}, r"token_ids must be in \[0, vocab_size\)"),
+        ({"token_ids": array("q", [1, -1])}, r"token_ids must be in"),
+        ({"token_ids": array("i", [1, 2])}, r"token_ids must be \[2\] 'q', got \[2\] 'i'"),
+        ({"slots": array("q", [0, 1 << 40])}, "slots must lie in the KV store"),
+        ({"slots": array("q", [0])}, r"slots must be \[2\] 'q', got \[1\] 'q'"),
+        ({"sample_rows": array("q", [2])}, "sample_rows must be rows of the step"),
+        ({"page_table": array("i", [512])}, "page_table must name pages"),
+        ({"page_table": array("i")}, "page_table must have as many pages for each of 1 sequences"),
+        ({"context_lens": array("i", [1])}, "1 <= new tokens <= context"),
+        ({"context_lens": array("i")}, "page_table must have as many pages for each of 0 sequences"),
+        ({"positions": array("q", [0, 1, 2])}, r"positions must be \[2\] 'q', got \[3\] 'q'"),
     ],
 )
 def test_inputs_that_would_leave_the_store_are_refused(tmp_path, overrides, text):

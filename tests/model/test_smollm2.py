@@ -1,5 +1,8 @@
 """The small default model, token for token against transformers in float32."""
 
+import itertools
+from array import array
+
 import pytest
 import torch
 
@@ -32,32 +35,33 @@ def greedy_by_pages(decoder, prompts):
     layout = decoder.spec.kv_layout(page_size=PAGE_SIZE, dtype=decoder.dtype)
     store = KVStore(layout, num_pages=1 + sum(num_pages), device=torch.device("cpu"))
     free = iter(range(1, store.num_pages))
-    page_table = torch.zeros(len(prompts), max(num_pages), dtype=torch.int32)
-    for b, count in enumerate(num_pages):
-        page_table[b, :count] = torch.tensor([next(free) for _ in range(count)])
+    pages = [[next(free) for _ in range(count)] for count in num_pages]
+    page_table = [page for own in pages for page in (*own, *[0] * (max(num_pages) - len(own)))]
     sequences = [list(ids) for ids in prompts]
     computed = [0] * len(prompts)
     for _ in range(NUM_NEW_TOKENS):
         new = [len(ids) - start for ids, start in zip(sequences, computed, strict=True)]
-        positions = [torch.arange(start, len(ids)) for ids, start in zip(sequences, computed, strict=True)]
-        slots = [
-            page_table[b, at // PAGE_SIZE].long() * PAGE_SIZE + at % PAGE_SIZE
-            for b, at in enumerate(positions)
-        ]
-        ends = torch.tensor([0, *new]).cumsum(0)
+        spans = [range(start, len(ids)) for ids, start in zip(sequences, computed, strict=True)]
+        ends = list(itertools.accumulate(new, initial=0))
         inputs = BatchInputs(
-            token_ids=torch.tensor([i for b, ids in enumerate(sequences) for i in ids[computed[b] :]]),
-            positions=torch.cat(positions),
-            slots=torch.cat(slots),
-            page_table=page_table,
-            query_start=ends.int(),
-            context_lens=torch.tensor([len(ids) for ids in sequences], dtype=torch.int32),
-            sample_rows=ends[1:] - 1,
-            num_query_tokens=tuple(new),
-            num_context_tokens=tuple(len(ids) for ids in sequences),
+            token_ids=array("q", [i for b, ids in enumerate(sequences) for i in ids[computed[b] :]]),
+            positions=array("q", itertools.chain(*spans)),
+            slots=array(
+                "q",
+                [
+                    pages[b][i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE
+                    for b, at in enumerate(spans)
+                    for i in at
+                ],
+            ),
+            page_table=array("i", page_table),
+            query_start=array("i", ends),
+            context_lens=array("i", map(len, sequences)),
+            sample_rows=array("q", [end - 1 for end in ends[1:]]),
         )
         computed = [len(ids) for ids in sequences]
-        for ids, token_id in zip(sequences, decoder.forward(inputs, store).argmax(-1).tolist(), strict=True):
+        found = decoder.predict(inputs, store, num_token_ids=decoder.spec.vocab_size)
+        for ids, token_id in zip(sequences, found.token_ids, strict=True):
             ids.append(token_id)
     return sequences
 

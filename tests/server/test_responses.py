@@ -177,13 +177,13 @@ def test_a_bad_field_is_400_and_named(engine, change, param, text):
 
 
 def test_a_failure_in_mid_stream_is_an_error_event(engine, monkeypatch):
-    model, forward = engine._runner.model, engine._runner.model.forward
+    model, predict = engine._runner.model, engine._runner.model.predict
 
-    def slowly(inputs, store):
+    def slowly(*arguments, **options):
         time.sleep(0.02)
-        return forward(inputs, store)
+        return predict(*arguments, **options)
 
-    monkeypatch.setattr(model, "forward", slowly)
+    monkeypatch.setattr(model, "predict", slowly)
     text = post(
         engine, RESPONSES, {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": 0.2}}
     ).text

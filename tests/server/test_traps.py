@@ -125,15 +125,15 @@ def test_the_servers_own_longest_time_holds_too(engine):
 
 
 def test_an_error_in_mid_stream_is_a_chunk_with_error_and_no_done(engine, monkeypatch):
-    real, steps = engine._runner.model.forward, []
+    real, steps = engine._runner.model.predict, []
 
-    def breaking(*arguments):
+    def breaking(*arguments, **options):
         steps.append(arguments)
         if len(steps) == 4:
             raise RuntimeError("broken")
-        return real(*arguments)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(engine._runner.model, "forward", breaking)
+    monkeypatch.setattr(engine._runner.model, "predict", breaking)
     found = events(post(engine, CHAT, {**GREEDY, "stream": True, "ignore_eos": True}).text)
     assert set(found[-1]) == {"error"}
     assert "[DONE]" not in found

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,16 +15,19 @@ from radixrt_kernels.cpu.library import (
     CBatch,
     CInputs,
     CLayer,
+    COutputs,
     CShape,
     CStore,
     CWeights,
     Library,
+    address,
     check_status,
     is_bfloat16,
     pointer,
 )
 
 PANEL = 32
+INT32, INT64 = "i", "q"  # typecodes of arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,20 @@ class LayerTensors:
     down: torch.Tensor
     down_bias: torch.Tensor | None
     sliding_window: int | None
+
+
+class StepOutputs(NamedTuple):
+    """What a step gives for each of S wanted rows.
+
+    Attributes:
+        logits: [S, V] float32.
+        token_ids: the likeliest token that can be drawn; of equal ones the first.
+        largest: its logit; no number where any of them is none.
+    """
+
+    logits: torch.Tensor
+    token_ids: list[int]
+    largest: list[float]
 
 
 class CpuDecoder:
@@ -127,56 +146,62 @@ class CpuDecoder:
         self,
         store: torch.Tensor,
         *,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        page_table: torch.Tensor,
-        query_start: torch.Tensor,
-        context_lens: torch.Tensor,
-        sample_rows: torch.Tensor,
-    ) -> torch.Tensor:
+        token_ids: array[int],
+        positions: array[int],
+        slots: array[int],
+        page_table: array[int],
+        query_start: array[int],
+        context_lens: array[int],
+        sample_rows: array[int],
+        num_token_ids: int,
+    ) -> StepOutputs:
         """Compute the step's keys and values and the wanted logits.
 
         Args:
             store: [num_pages, L, 2, page_size, G, D], the model's dtype, contiguous.
-            token_ids, positions, slots: [T] int64. page_table: [B, P] int32. query_start: [B + 1] int32.
-            context_lens: [B] int32. sample_rows: [S] int64. All contiguous, on the CPU.
-        Returns: [S, V] float32.
+            token_ids, positions, slots: [T] int64. page_table: [B * P] int32. query_start: [B + 1] int32.
+            context_lens: [B] int32. sample_rows: [S] int64.
+            num_token_ids: tokens that can be drawn, the first of the vocabulary.
         Raises:
             ValueError: a shape or type differs, an id, slot, page or row is out of range.
         Changes: store at `slots`, all layers.
         """
-        num_tokens, num_sampled = len(token_ids), len(sample_rows)
-        num_sequences, num_columns = page_table.shape
-        num_pages, page_size = store.shape[0], store.shape[3]
-        page_shape = (self.num_layers, 2, page_size, self.shape.num_kv_heads, self.shape.head_dim)
+        num_tokens, num_sequences, num_sampled = len(token_ids), len(context_lens), len(sample_rows)
+        num_columns, rest = divmod(len(page_table), max(num_sequences, 1))
+        if rest or not (num_sequences and num_columns):
+            raise ValueError(f"page_table must have as many pages for each of {num_sequences} sequences")
+        if not 1 <= num_token_ids <= self.shape.vocab_size:
+            raise ValueError(f"num_token_ids must be in [1, {self.shape.vocab_size}], got {num_token_ids}")
         batch = CBatch(
             num_tokens,
             num_sequences,
             num_columns,
-            pointer(page_table, "page_table", torch.int32, (num_sequences, num_columns)),
-            pointer(query_start, "query_start", torch.int32, (num_sequences + 1,)),
-            pointer(context_lens, "context_lens", torch.int32, (num_sequences,)),
+            address(page_table, "page_table", INT32, num_sequences * num_columns),
+            address(query_start, "query_start", INT32, num_sequences + 1),
+            address(context_lens, "context_lens", INT32, num_sequences),
         )
         inputs = CInputs(
             batch,
-            pointer(token_ids, "token_ids", torch.int64, (num_tokens,)),
-            pointer(positions, "positions", torch.int64, (num_tokens,)),
-            pointer(slots, "slots", torch.int64, (num_tokens,)),
+            address(token_ids, "token_ids", INT64, num_tokens),
+            address(positions, "positions", INT64, num_tokens),
+            address(slots, "slots", INT64, num_tokens),
             num_sampled,
-            pointer(sample_rows, "sample_rows", torch.int64, (num_sampled,)),
+            address(sample_rows, "sample_rows", INT64, num_sampled),
+            num_token_ids,
         )
-        pages = CStore(pointer(store, "store", self.dtype, (num_pages, *page_shape)), num_pages, page_size)
+        pages = self._pages(store)
         logits = torch.empty(num_sampled, self.shape.vocab_size)
-        status = self.library.functions.rt_model_step(
-            self._model,
-            ctypes.byref(self._shape),
-            ctypes.byref(inputs),
-            ctypes.byref(pages),
-            logits.data_ptr(),
-        )
-        check_status(status)
-        return logits
+        likeliest: array[int] = array(INT64, bytes(8 * num_sampled))
+        largest: array[float] = array("f", bytes(4 * num_sampled))
+        outputs = COutputs(logits.data_ptr(), likeliest.buffer_info()[0], largest.buffer_info()[0])
+        arguments = map(ctypes.byref, (self._shape, inputs, pages, outputs))
+        check_status(self.library.functions.rt_model_step(self._model, *arguments))
+        return StepOutputs(logits, likeliest.tolist(), largest.tolist())
+
+    def _pages(self, store: torch.Tensor) -> CStore:
+        num_pages, page_size = store.shape[0], store.shape[3]
+        shape = (num_pages, self.num_layers, 2, page_size, self.shape.num_kv_heads, self.shape.head_dim)
+        return CStore(pointer(store, "store", self.dtype, shape), num_pages, page_size)
 
     def _pack_all(
         self,

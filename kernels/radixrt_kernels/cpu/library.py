@@ -6,6 +6,7 @@ import ctypes
 import errno
 import logging
 import os
+from array import array
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
@@ -98,7 +99,12 @@ class CInputs(Structure):
         ("slots", c_void_p),
         ("num_sampled", c_int64),
         ("sample_rows", c_void_p),
+        ("num_token_ids", c_int64),
     )
+
+
+class COutputs(Structure):
+    _fields_ = (("logits", c_void_p), ("token_ids", c_void_p), ("largest", c_void_p))
 
 
 class CStore(Structure):
@@ -121,7 +127,10 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "rt_model_create": (c_void_p, (POINTER(CShape), POINTER(CWeights), c_int32, c_int32)),
     "rt_model_destroy": (None, (c_void_p,)),
-    "rt_model_step": (c_int32, (c_void_p, POINTER(CShape), POINTER(CInputs), POINTER(CStore), c_void_p)),
+    "rt_model_step": (
+        c_int32,
+        (c_void_p, POINTER(CShape), POINTER(CInputs), POINTER(CStore), POINTER(COutputs)),
+    ),
     "rt_read": (c_uint64, (c_void_p, c_int64)),
 }
 
@@ -240,11 +249,22 @@ def pointer(tensor: torch.Tensor, name: str, dtype: torch.dtype, shape: tuple[in
     Raises:
         ValueError: names the tensor, what was expected and what came.
     """
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+    if tensor.dtype != dtype or tensor.shape != shape:
         raise ValueError(f"{name} must be {shape} {dtype}, got {tuple(tensor.shape)} {tensor.dtype}")
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if not tensor.is_cpu or not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous and on the CPU")
     return tensor.data_ptr()
+
+
+def address(values: array[int], name: str, typecode: str, count: int) -> int:
+    """Give an array's address after checking its type and length.
+
+    Raises:
+        ValueError: names the array, what was expected and what came.
+    """
+    if values.typecode != typecode or len(values) != count:
+        raise ValueError(f"{name} must be [{count}] {typecode!r}, got [{len(values)}] {values.typecode!r}")
+    return values.buffer_info()[0]
 
 
 def check_status(status: int) -> None:

@@ -128,14 +128,15 @@ void* rt_model_create(const Shape* shape, const Weights* weights, int32_t is_bfl
 
 void rt_model_destroy(void* model) { delete static_cast<Model*>(model); }
 
-int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, const Store* store, float* logits) {
+int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, const Store* store,
+                      const Outputs* outputs) {
     const Batch& batch = inputs->batch;
     if (!all_below(inputs->token_ids, batch.num_tokens, shape->vocab_size)) return kBadTokenId;
     if (!all_below(inputs->slots, batch.num_tokens, store->num_pages * store->page_size)) return kBadSlot;
     if (!all_below(inputs->sample_rows, inputs->num_sampled, batch.num_tokens)) return kBadRow;
     if (Status status = check_batch(batch, store->num_pages, store->page_size)) return status;
     try {
-        static_cast<Model*>(model)->step(*inputs, *store, logits);
+        static_cast<Model*>(model)->step(*inputs, *store, *outputs);
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
     }

@@ -13,6 +13,7 @@
 #include "aligned.h"
 #include "attention.h"
 #include "gemm.h"
+#include "likeliest.h"
 #include "rows.h"
 #include "select.h"
 
@@ -54,6 +55,14 @@ struct Inputs {
     const int64_t* slots;
     int64_t num_sampled;
     const int64_t* sample_rows;
+    int64_t num_token_ids;  // tokens that can be drawn, the first of the vocabulary
+};
+
+// Of each row whose logits are wanted.
+struct Outputs {
+    float* logits;       // [num_sampled, V]
+    int64_t* token_ids;  // [num_sampled]: the likeliest that can be drawn; of equal ones the first
+    float* largest;      // [num_sampled]: its logit
 };
 
 // The KV store [num_pages, L, 2, page_size, G, D].
@@ -65,8 +74,8 @@ struct Store {
 class Model {
 public:
     virtual ~Model() = default;
-    // Changes: the store at inputs.slots; logits [num_sampled, V].
-    virtual void step(const Inputs& inputs, const Store& store, float* logits) = 0;
+    // Changes: the store at inputs.slots, and what outputs point to.
+    virtual void step(const Inputs& inputs, const Store& store, const Outputs& outputs) = 0;
 };
 
 // Owns the threads and the room for a step's rows, never the weights. One step at a time: others wait.
@@ -82,7 +91,7 @@ public:
           scratch_(num_threads),
           units_(num_threads) {}
 
-    void step(const Inputs& inputs, const Store& store, float* logits) override {
+    void step(const Inputs& inputs, const Store& store, const Outputs& outputs) override {
         std::lock_guard<std::mutex> guard(mutex_);
         inputs_ = inputs;
         store_ = store;
@@ -93,7 +102,9 @@ public:
         windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false, num_threads);
         sampled_.choose(inputs.batch, inputs.sample_rows, inputs.num_sampled);
         last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window, num_threads);
-        team_.run([&](int thread) { run(thread, logits); });
+        likeliest_.begin(num_threads, inputs.num_sampled, inputs.num_token_ids);
+        team_.run([&](int thread) { run(thread, outputs.logits); });
+        likeliest_.write(outputs.token_ids, outputs.largest);
     }
 
 private:
@@ -279,6 +290,7 @@ private:
                                 int64_t at = panel * kPanel + v * kLanes;
                                 store_some(sums[v], logits + row * size + at, size - at);
                             }
+                            likeliest_.see(thread, row, panel, sums);
                         });
     }
 
@@ -301,6 +313,7 @@ private:
     Store store_{};
     AttentionPlan full_plan_, windowed_plan_, last_plan_;
     Selection sampled_;
+    Likeliest likeliest_;
     int64_t num_reserved_ = 0, num_sampled_reserved_ = 0;
     std::vector<float> hidden_, sampled_hidden_, qkv_, cosine_, sine_;
     Aligned<T> normed_, q_, sampled_q_, attended_, activated_;
