@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from radixrt.bench.workloads import SimRequest
 
 DECODE_STEPS = 64
 MAX_JSON_TOKENS = 96
+PAUSE_S = 0.5  # OpenMP threads of a peer may spin for 0.2 s after its last operation
 
 
 class Arm(Protocol):
@@ -148,11 +150,17 @@ def works_of(prompts: Prompts, size: Size, *, agents: Sequence[SimRequest] = ())
 
 
 def measure_works(
-    arms: Mapping[str, Arm], works: Mapping[str, Work], *, num_repetitions: int, reference: str
+    arms: Mapping[str, Arm],
+    works: Mapping[str, Work],
+    *,
+    num_repetitions: int,
+    reference: str,
+    pause_s: float = PAUSE_S,
 ) -> dict[str, Any]:
     """Run every workload on every arm, in turn; give medians and ratios as plain JSON data.
 
-    The first repetition of each is not counted.
+    The first repetition of each is not counted. Before each run the machine rests for pause_s seconds, so that nobody
+    pays for threads of the arm before that still spin.
 
     Args:
         reference: the arm that the others' seconds are divided by.
@@ -166,6 +174,7 @@ def measure_works(
         for repetition in range(num_repetitions + 1):
             for arm_name, arm in arms.items():
                 arm.reset()
+                time.sleep(pause_s)
                 last[arm_name] = work(arm)
                 if repetition:
                     seconds[arm_name].append(last[arm_name].seconds)

@@ -99,7 +99,7 @@ def test_recorded_calls_follow_their_parents():
 def test_arms_take_turns_and_are_compared():
     arms = {"ours": Echo(), "other": Echo()}
     chosen = {name: work for name, work in works().items() if name in ("json", "chat")}
-    measured = measure_works(arms, chosen, num_repetitions=2, reference="ours")
+    measured = measure_works(arms, chosen, num_repetitions=2, reference="ours", pause_s=0)
     assert measured["json"]["num_valid"] == {"ours": 0, "other": 0}
     assert measured["chat"]["ratio"]["other"] == 1
     assert measured["chat"]["is_equal"]["other"]
