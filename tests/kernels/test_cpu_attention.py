@@ -174,6 +174,24 @@ def test_large_groups_on_one_thread_change_no_bit(native_library, dtype):
         assert torch.equal(case.run(alone, rows=[b]), one[b : b + 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_one_call_have_the_bits_of_calls_of_their_own(attention, dtype):
+    case = Case([(1, 300), (3, 66), (70, 70)], page_size=4, heads=(2, 3), head_dim=64, dtype=dtype)
+    options = {
+        "page_table": case.page_table,
+        "num_query_tokens": (1, 3, 70),
+        "num_context_tokens": (300, 66, 70),
+        "scale": 64**-0.5,
+    }
+    generator = torch.Generator().manual_seed(1)
+    pool = torch.randn(len(case.kv_layer), 5, *case.kv_layer.shape[1:], generator=generator).to(dtype)
+    for kv in (pool, pool[:, ::2]):  # layers side by side or not
+        q = torch.randn(kv.shape[1], *case.q.shape, generator=generator).to(dtype)
+        together = attention.attend_layers(q, kv, **options)
+        for i in range(kv.shape[1]):
+            assert torch.equal(together[i], attention(q[i], kv[:, i], **options))
+
+
 @pytest.mark.parametrize(
     "counts",
     [[(1, 300)], [(1, 300)] * 5, [(1, 1000), (1, 70), (1, 3)], [*ragged_counts(16), *[(1, 300)] * 20]],

@@ -1,4 +1,4 @@
-"""Paged attention of one layer, for callers outside a whole step: tests, measurements."""
+"""Paged attention, for callers outside a whole step: tests, measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CpuAttention:
         scale: float,
         sliding_window: int | None = None,
     ) -> torch.Tensor:
-        """Attend from new tokens to their sequences' pages. Arguments: see reference.paged_attention; no soft cap.
+        """Attend in one layer. Arguments: see reference.paged_attention; no soft cap.
 
         Leading pages that several sequences of few new tokens have in common are read once for 96 query rows at
         most, for fewer where several threads work. That changes no bit of the result; neither do threads, chunks
@@ -41,19 +41,50 @@ class CpuAttention:
         Raises:
             ValueError: counts, shapes or types do not fit together.
         """
-        num_pages, _, page_size, num_kv_heads, head_dim = kv_layer.shape
+        return self.attend_layers(
+            q[None],
+            kv_layer[:, None],
+            page_table=page_table,
+            num_query_tokens=num_query_tokens,
+            num_context_tokens=num_context_tokens,
+            scale=scale,
+            sliding_window=sliding_window,
+        )[0]
+
+    def attend_layers(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        *,
+        page_table: torch.Tensor,
+        num_query_tokens: tuple[int, ...],
+        num_context_tokens: tuple[int, ...],
+        scale: float,
+        sliding_window: int | None = None,
+    ) -> torch.Tensor:
+        """Attend in layer after layer within one call, checked and planned once as in a step of the decoder.
+
+        Args:
+            q: [L, T, H, D] contiguous; so is the result.
+            kv: [num_pages, L, 2, page_size, G, D], all but the first two dimensions contiguous.
+            page_table and so on: of all layers alike.
+        Raises:
+            ValueError: counts, shapes or types do not fit together.
+        """
+        num_pages, num_layers, _, page_size, num_kv_heads, head_dim = kv.shape
+        num_tokens, num_heads = q.shape[1:3]
         num_sequences, num_columns = page_table.shape
         starts = torch.tensor([0, *itertools.accumulate(num_query_tokens)], dtype=torch.int32)
         context_lens = torch.tensor(num_context_tokens, dtype=torch.int32)
         output = torch.empty_like(q)
-        if not kv_layer[0].is_contiguous() or kv_layer.dtype != q.dtype:
-            raise ValueError(f"kv_layer must be pages of contiguous {q.dtype}, got {kv_layer.dtype}")
-        if head_dim % 2 or q.shape[1] % num_kv_heads:
+        if not kv[0, 0].is_contiguous() or kv.dtype != q.dtype:
+            raise ValueError(f"kv_layer must be pages of contiguous {q.dtype}, got {kv.dtype}")
+        if head_dim % 2 or num_heads % num_kv_heads:
             raise ValueError(
                 f"q must have a multiple of {num_kv_heads} heads of even size, got {tuple(q.shape)}"
             )
         batch = CBatch(
-            len(q),
+            num_tokens,
             num_sequences,
             num_columns,
             pointer(page_table, "page_table", torch.int32, (num_sequences, num_columns)),
@@ -62,14 +93,16 @@ class CpuAttention:
         )
         status = self.library.functions.rt_attend(
             self._team,
-            kv_layer.data_ptr(),
+            kv.data_ptr(),
             num_pages,
-            kv_layer.stride(0),
+            num_layers,
+            kv.stride(0),
+            kv.stride(1),
             page_size,
             ctypes.byref(batch),
-            pointer(q, "q", q.dtype, (len(q), q.shape[1], head_dim)),
+            pointer(q, "q", q.dtype, (num_layers, num_tokens, num_heads, head_dim)),
             output.data_ptr(),
-            q.shape[1],
+            num_heads,
             num_kv_heads,
             head_dim,
             sliding_window or 0,

@@ -121,8 +121,8 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rt_attend": (
         c_int32,
         (
-            *(c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(CBatch), c_void_p, c_void_p),
-            *(c_int64, c_int64, c_int64, c_int64, c_float, c_int32),
+            *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, POINTER(CBatch), c_void_p),
+            *(c_void_p, c_int64, c_int64, c_int64, c_int64, c_float, c_int32),
         ),
     ),
     "rt_model_create": (c_void_p, (POINTER(CShape), POINTER(CWeights), c_int32, c_int32)),

@@ -48,14 +48,26 @@ struct AttentionTeam {
     AttentionPlan plan;
 };
 
+// The layers of a KV store [num_pages, num_layers, 2, page_size, G, D], the first two dimensions strided.
+struct Layers {
+    void* data;
+    int64_t count, page_stride, stride, page_size, num_heads, head_dim;
+};
+
 template <class T>
-void attend_layer(void* data, int64_t page_stride, int64_t page_size, const Batch& batch, const void* q, void* output,
-                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale,
-                  AttentionTeam& own) {
-    KVLayer<T> kv{static_cast<T*>(data), page_stride, page_size, num_kv_heads, head_dim};
-    AttentionLayer<T> layer{static_cast<const T*>(q), static_cast<T*>(output), kv, num_heads, window, scale};
-    own.plan.build(batch, page_size, num_heads / num_kv_heads, window == 0, own.team.num_threads());
-    own.team.run([&](int thread) { attend_all(own.team, thread, layer, own.plan, own.scratch[thread]); });
+void attend_layers(const Layers& layers, const Batch& batch, const void* q, void* output, int64_t num_heads,
+                   int64_t window, float scale, AttentionTeam& own) {
+    const int64_t size = batch.num_tokens * num_heads * layers.head_dim;
+    own.plan.build(batch, layers.page_size, num_heads / layers.num_heads, window == 0, own.team.num_threads());
+    own.team.run([&](int thread) {
+        for (int64_t i = 0; i < layers.count; ++i) {
+            T* data = static_cast<T*>(layers.data) + i * layers.stride;
+            KVLayer<T> kv{data, layers.page_stride, layers.page_size, layers.num_heads, layers.head_dim};
+            const T* layer_q = static_cast<const T*>(q) + i * size;
+            AttentionLayer<T> layer{layer_q, static_cast<T*>(output) + i * size, kv, num_heads, window, scale};
+            attend_all(own.team, thread, layer, own.plan, own.scratch[thread]);
+        }
+    });
 }
 
 }  // namespace
@@ -105,15 +117,17 @@ void rt_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, int32_
 void* rt_team_create(int32_t num_threads) { return new (std::nothrow) AttentionTeam(num_threads); }
 void rt_team_destroy(void* team) { delete static_cast<AttentionTeam*>(team); }
 
-// Attend of one layer; the new tokens' keys and values are in their pages.
-int32_t rt_attend(void* team, void* kv, int64_t num_pages, int64_t page_stride, int64_t page_size, const Batch* batch,
-                  const void* q, void* output, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                  int64_t window, float scale, int32_t is_bfloat16) {
+// Attend of several layers, one after another, planned once as in a step; the new tokens' keys and values are in their
+// pages. q, output: [num_layers, T, H, D].
+int32_t rt_attend(void* team, void* kv, int64_t num_pages, int64_t num_layers, int64_t page_stride,
+                  int64_t layer_stride, int64_t page_size, const Batch* batch, const void* q, void* output,
+                  int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t window, float scale,
+                  int32_t is_bfloat16) {
     if (Status status = check_batch(*batch, num_pages, page_size)) return status;
-    auto attend = is_bfloat16 ? attend_layer<BFloat16> : attend_layer<float>;
+    const Layers layers{kv, num_layers, page_stride, layer_stride, page_size, num_kv_heads, head_dim};
+    auto attend = is_bfloat16 ? attend_layers<BFloat16> : attend_layers<float>;
     try {
-        attend(kv, page_stride, page_size, *batch, q, output, num_heads, num_kv_heads, head_dim, window, scale,
-               *static_cast<AttentionTeam*>(team));
+        attend(layers, *batch, q, output, num_heads, window, scale, *static_cast<AttentionTeam*>(team));
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
     }
