@@ -1,11 +1,13 @@
-"""Time the CPU kernels of one layer against plain torch and against reading the same bytes, on one thread.
+"""Time the CPU kernels against plain torch and against reading the same bytes, on one thread.
 
-The three take turns within one run. Several layers follow each other, together larger than any cache, as in a step.
+What is timed is a layer within a step: one call attends in all layers of a model, and its time is divided by their number,
+with what a step does once (the call from Python, its checks, the planning of work) in it. The layers together are
+larger than any cache. All kernels, torch and the reading take turns within every round, in an order turned around from
+round to round; ratios are medians of the rounds' ratios, so other work on the machine meets both sides of one.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +24,8 @@ from radixrt.config import home_folder
 from radixrt.errors import EngineError
 from radixrt.memory import advise_huge_pages
 
-NUM_LAYERS = 8
+NUM_LAYERS, NUM_KV_HEADS, NUM_GROUP_HEADS, HEAD_DIM = 30, 3, 3, 64  # SmolLM2-135M
 PAGE_SIZE = 16
-NUM_KV_HEADS, NUM_GROUP_HEADS, HEAD_DIM = 3, 3, 64  # SmolLM2-135M
-Attend = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +74,78 @@ class Case:
     def __init__(self, shape: Shape) -> None:
         generator = torch.Generator().manual_seed(0)
         self.shape = shape
-        data = torch.empty(
-            shape.num_pages + 1, NUM_LAYERS, 2, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16
+        layer = torch.empty(
+            shape.num_pages + 1, 1, 2, PAGE_SIZE, NUM_KV_HEADS, HEAD_DIM, dtype=torch.bfloat16
         )
-        advise_huge_pages(data)
-        self.data = data.normal_(generator=generator)
+        layer.normal_(generator=generator)
+        self.data = torch.empty(len(layer), NUM_LAYERS, *layer.shape[2:], dtype=torch.bfloat16)
+        advise_huge_pages(self.data)
+        self.data.copy_(layer)  # all layers alike: their values do not matter
         order = (1 + torch.randperm(shape.num_pages, generator=generator)).int()
         num_shared = shape.num_shared // PAGE_SIZE
         shared, own = order[:num_shared], order[num_shared:]
         rows = own.view(shape.num_sequences, -1)
         self.page_table = torch.cat([shared.expand(shape.num_sequences, -1), rows], dim=1).contiguous()
-        num_heads = NUM_KV_HEADS * NUM_GROUP_HEADS
-        self.q = torch.randn(
-            shape.num_sequences * shape.num_new, num_heads, HEAD_DIM, generator=generator
-        ).to(torch.bfloat16)
+        num_tokens, num_heads = shape.num_sequences * shape.num_new, NUM_KV_HEADS * NUM_GROUP_HEADS
+        q = torch.randn(NUM_LAYERS, num_tokens, num_heads, HEAD_DIM, generator=generator)
+        self.q = q.to(torch.bfloat16)
 
-    def run(self, attend: Attend, layer_index: int) -> torch.Tensor:
-        """Attend in one layer."""
-        return attend(
-            self.q,
-            self.data[:, layer_index],
-            page_table=self.page_table,
-            num_query_tokens=(self.shape.num_new,) * self.shape.num_sequences,
-            num_context_tokens=(self.shape.num_context,) * self.shape.num_sequences,
-            scale=HEAD_DIM**-0.5,
-        )
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of all implementations."""
+        return {
+            "page_table": self.page_table,
+            "num_query_tokens": (self.shape.num_new,) * self.shape.num_sequences,
+            "num_context_tokens": (self.shape.num_context,) * self.shape.num_sequences,
+            "scale": HEAD_DIM**-0.5,
+        }
 
-    def read(self, layer_index: int) -> torch.Tensor:
-        """Read as many bytes as the layers have on average, in one run."""
+    def attend_layers(self, attention: CpuAttention) -> torch.Tensor:
+        """Attend in all layers in one call."""
+        return attention.attend_layers(self.q, self.data, **self.options)
+
+    def attend_with_torch(self, layer_index: int = 0) -> torch.Tensor:
+        """Attend in one layer: the reference is slow enough to need no more."""
+        return reference.paged_attention(self.q[layer_index], self.data[:, layer_index], **self.options)
+
+    def read_layers(self) -> torch.Tensor:
+        """Read as many bytes as the layers have on average, in one run each."""
         words = self.data.view(-1).view(torch.float32)
         count = self.shape.num_read_bytes // words.element_size()
-        return words[layer_index * count : (layer_index + 1) * count].sum()
+        sums = [words[i * count : (i + 1) * count].sum() for i in range(NUM_LAYERS)]
+        return torch.stack(sums)
+
+    def error(self, attention: CpuAttention) -> float:
+        """Give the largest difference from float64 in the first and the last layer."""
+        found, ends = self.attend_layers(attention).double(), (0, NUM_LAYERS - 1)
+        exact = [
+            reference.paged_attention(self.q[i].double(), self.data[:, i].double(), **self.options)
+            for i in ends
+        ]
+        return float((found[list(ends)] - torch.stack(exact)).abs().max())
 
 
-def measure_kernels(*, num_rounds: int = 4, threads: int = 1) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Something that is timed.
+
+    Attributes:
+        num_layers: that one run goes through.
+    """
+
+    run: Callable[[], object]
+    num_layers: int
+
+
+Rounds = Mapping[str, Sequence[float]]  # seconds of a layer, round by round
+
+
+def measure_kernels(*, num_rounds: int = 16, threads: int = 1) -> dict[str, Any]:
     """Time every CPU kernel; give plain JSON data with units in the names.
 
     Raises:
         EngineError: no compiler is there, or it fails (says why).
+    Cost: 900 MB.
     """
     try:
         library = cpu.load_library(home_folder() / "build")
@@ -121,22 +155,18 @@ def measure_kernels(*, num_rounds: int = 4, threads: int = 1) -> dict[str, Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        measured: dict[str, Any] = {}
-        for name, shape in SHAPES.items():
-            case = Case(shape)
-            times = _in_turn(
-                {
-                    "ours": partial(case.run, attention),
-                    "torch": partial(case.run, reference.paged_attention),
-                    "read": case.read,
-                },
-                num_rounds=num_rounds,
-                # what else runs on the machine does not count, where one thread does all the work
-                clock=time.thread_time if threads == 1 else time.perf_counter,
-            )
-            measured[name] = _row(shape, times, error=_error(case, attention))
-        shared, plain = measured["paged_decode_shared"], measured["paged_decode"]
-        shared["speedup_of_sharing"] = plain["us"] / shared["us"]
+        cases = {name: Case(shape) for name, shape in SHAPES.items()}
+        rounds = _in_turn(
+            _arms(cases, attention),
+            num_rounds=num_rounds,
+            # what else runs on the machine does not count, where one thread does all the work
+            clock=time.thread_time if threads == 1 else time.perf_counter,
+        )
+        measured: dict[str, Any] = {
+            name: _row(name, case.shape, rounds, error=case.error(attention)) for name, case in cases.items()
+        }
+        gain = _median_ratio(rounds["paged_decode"], rounds["paged_decode_shared"])
+        measured["paged_decode_shared"]["speedup_of_sharing"] = gain
         return {
             "machine": {
                 "processor": processor_name(),
@@ -145,49 +175,52 @@ def measure_kernels(*, num_rounds: int = 4, threads: int = 1) -> dict[str, Any]:
                 "threads": threads,
                 "torch": torch.__version__,
             },
+            "num_layers": NUM_LAYERS,
+            "num_rounds": num_rounds,
             "cpu": measured,
         }
     finally:
         torch.set_num_threads(before)
 
 
-def _in_turn(
-    runs: Mapping[str, Callable[[int], object]], *, num_rounds: int, clock: Callable[[], float]
-) -> dict[str, float]:
-    """Give each one's median seconds for a layer; in every round each goes through all layers."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for round_index, (name, run) in itertools.product(range(num_rounds + 1), runs.items()):
-        for layer_index in range(NUM_LAYERS):
+def _arms(cases: Mapping[str, Case], attention: CpuAttention) -> dict[str, Arm]:
+    """Ours and the reading side by side, torch's long runs apart from them."""
+    arms: dict[str, Arm] = {}
+    for name, case in cases.items():
+        arms[name] = Arm(partial(case.attend_layers, attention), NUM_LAYERS)
+        arms[f"{name} read"] = Arm(case.read_layers, NUM_LAYERS)
+    return arms | {f"{name} torch": Arm(case.attend_with_torch, 1) for name, case in cases.items()}
+
+
+def _in_turn(arms: Mapping[str, Arm], *, num_rounds: int, clock: Callable[[], float]) -> Rounds:
+    """Time every arm once a round."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for round_index in range(num_rounds + 1):
+        order = list(arms.items())
+        for name, arm in order if round_index % 2 else order[::-1]:
             started = clock()
-            run(layer_index)
+            arm.run()
             if round_index:  # the first round warms up
-                seconds[name].append(clock() - started)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+                seconds[name].append((clock() - started) / arm.num_layers)
+    return seconds
 
 
-def _row(shape: Shape, seconds: Mapping[str, float], *, error: float) -> dict[str, float]:
+def _median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    return statistics.median(x / y for x, y in zip(numerator, denominator, strict=True))
+
+
+def _row(name: str, shape: Shape, rounds: Rounds, *, error: float) -> dict[str, float]:
+    ours, theirs, read = rounds[name], rounds[f"{name} torch"], rounds[f"{name} read"]
+    seconds = statistics.median(ours)
     return {
-        "us": 1e6 * seconds["ours"],
-        "torch_us": 1e6 * seconds["torch"],
-        "ratio_to_torch": seconds["torch"] / seconds["ours"],
-        "read_us": 1e6 * seconds["read"],
-        "fraction_of_read_bandwidth": seconds["read"] / seconds["ours"],
-        "gflops_per_s": shape.num_flops / seconds["ours"] / 1e9,
+        "us": 1e6 * seconds,
+        "torch_us": 1e6 * statistics.median(theirs),
+        "ratio_to_torch": _median_ratio(theirs, ours),
+        "read_us": 1e6 * statistics.median(read),
+        "fraction_of_read_bandwidth": _median_ratio(read, ours),
+        "gflops_per_s": shape.num_flops / seconds / 1e9,
         "max_error_against_float64": error,
     }
-
-
-def _error(case: Case, attention: Attend) -> float:
-    found = case.run(attention, 0).double()
-    exact = reference.paged_attention(
-        case.q.double(),
-        case.data[:, 0].double(),
-        page_table=case.page_table,
-        num_query_tokens=(case.shape.num_new,) * case.shape.num_sequences,
-        num_context_tokens=(case.shape.num_context,) * case.shape.num_sequences,
-        scale=HEAD_DIM**-0.5,
-    )
-    return float((found - exact).abs().max())
 
 
 def kernels_report(measured: Mapping[str, Any]) -> str:
@@ -195,7 +228,8 @@ def kernels_report(measured: Mapping[str, Any]) -> str:
     machine: Mapping[str, Any] = measured["machine"]
     rows: Sequence[tuple[str, Mapping[str, float]]] = list(measured["cpu"].items())
     lines = [
-        f"one layer of SmolLM2-135M's shape in bfloat16, {machine['processor']}, variant {machine['variant']}, "
+        f"a layer within a step over {measured['num_layers']} layers of SmolLM2-135M's shape in bfloat16, the call and its plan in it",
+        f"medians of {measured['num_rounds']} rounds, ratios too; {machine['processor']}, variant {machine['variant']}, "
         f"{machine['threads']} thread(s), torch {machine['torch']}",
         *(f"not used: {refusal}" for refusal in machine["refused_variants"]),
         "",
