@@ -133,6 +133,31 @@ def test_reading_a_shared_prefix_once_changes_no_bit(attention, dtype, num_share
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "growth", [-50.0, -3.0, 0.5, 3.0, 7.9, 8.1, 50.0]
+)  # from block to block, in powers of two
+def test_largest_scores_may_grow_or_fall_by_any_step(attention, dtype, growth):
+    counts = [(1, 330), (4, 330), (330, 330)]  # few rows and many
+    case = Case(counts, page_size=16, heads=(2, 3), head_dim=64, dtype=dtype)
+    case.q.fill_(1.0)
+    steps = (
+        torch.arange(330) // 64 * growth / (64**0.5 * math.log2(math.e))
+    )  # every element of a key has this much
+    for b in range(len(counts)):
+        pages = case.page_table[b, : -(-330 // 16)].long()
+        keys = case.kv_layer[pages, 0].flatten(0, 1)
+        keys[:330] += steps.to(dtype)[:, None, None]
+        case.kv_layer[pages, 0] = keys.view(len(pages), 16, *keys.shape[1:])
+    found = case.run(attention)
+    for b, together in enumerate(torch.split(found, [new for new, _ in counts])):
+        assert torch.equal(together, case.run(attention, rows=[b]))
+    case.kv_layer, case.q = case.kv_layer.double(), case.q.double()
+    # scores of up to 250 in float32, and weights and results rounded to bfloat16
+    tolerance = 1e-4 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(found.double(), case.run(paged_attention), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64, 256])
 @pytest.mark.parametrize(
     ("heads", "head_dim"), [((3, 3), 64), ((9, 1), 64)]

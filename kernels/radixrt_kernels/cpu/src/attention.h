@@ -3,8 +3,7 @@
 // sequences: Hydragen, arXiv:2402.05099; here the sums are carried on, not merged, so sharing changes no bit.
 #pragma once
 
-#include "aligned.h"
-#include "direct.h"
+#include "scratch.h"
 #include "softmax.h"
 #include "team.h"
 
@@ -30,33 +29,6 @@ struct AttentionLayer {
     int64_t num_query_heads;
     int64_t window;  // positions a token sees, itself included; 0 = all
     float scale;
-};
-
-// Where one thread keeps a group's rows and a block's keys and values. Rows of a group:
-// kv head after kv head, member after member, token after token, the head's R query heads in order.
-class AttentionScratch {
-public:
-    Aligned<Word> q, wide_q, keys, values, weights, zeros;
-    Aligned<float> scores, sums, maxima, totals;
-    std::vector<int64_t> positions;
-
-    void resize(int64_t num_rows, int64_t row_words, int64_t width, int64_t num_heads) {
-        auto grow = [](auto& buffer, int64_t count) {
-            if ((int64_t)buffer.size() < count) buffer.resize(count);
-        };
-        grow(q, num_rows * row_words);
-        if (kMaxDirectRows > 0) grow(wide_q, num_rows * row_words * kQuarterWords);
-        grow(keys, kKeyBlock * row_words);
-        grow(values, kKeyBlock * width);
-        const int64_t num_in_use = std::max<int64_t>(kMaxTileRows, num_heads * kMaxDirectRows);
-        grow(weights, num_in_use * kKeyBlock);
-        grow(scores, num_in_use * kKeyBlock);
-        grow(sums, num_rows * width);
-        grow(maxima, num_rows);
-        grow(totals, num_rows * kLanes);
-        grow(positions, num_rows);
-        grow(zeros, num_heads * width);
-    }
 };
 
 // The positions that are read next: their memory is asked for while the block before them is in use.
@@ -143,10 +115,20 @@ private:
         }
         for (int64_t word = 0; word < row_words_; word += kQuarterWords)
             std::memcpy(q + quartered(word, row_words_), source + word, kQuarterWords * sizeof(Word));
+    }
+
+    // The rows [first_row, first_row + num_rows) of every head as products straight from the pages want them: only now,
+    // so that they are in the first cache.
+    void widen_rows(int64_t first_row, int64_t num_rows) {
 #if defined(__AVX512F__)
-        widen(source, row_words_, &scratch_.wide_q[row * row_words_ * kQuarterWords]);
+        for (int64_t head = 0; head < stop_head_ - first_head_; ++head)
+            for (int64_t r = 0; r < num_rows; ++r)
+                widen(&scratch_.q[(head * num_rows_ + first_row + r) * row_words_], row_words_,
+                      wide_of(head * num_rows + r));
 #endif
     }
+
+    Word* wide_of(int64_t row) { return &scratch_.wide_q[row * row_words_ * kQuarterWords]; }
 
     void scatter(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t) {
@@ -163,6 +145,7 @@ private:
     // Attend from rows [first_row, first_row + num_rows) to the positions [start, stop); start cuts key blocks.
     void attend(int64_t first_row, int64_t num_rows, const int32_t* pages, int64_t start, int64_t stop, Ahead next) {
         const bool is_direct = num_rows <= kMaxDirectRows && fits_directly<T>(head_dim_);
+        if (is_direct) widen_rows(first_row, num_rows);
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
             Ahead ahead = following < stop ? Ahead{pages, following, std::min(following + kKeyBlock, stop)} : next;
@@ -302,9 +285,9 @@ private:
             for (int64_t head = 0; head < num_heads; ++head) {
                 int64_t row = head * num_rows_ + first_row;
                 auto [places, near_head] = near_of<kIsWide>(head, kLanes);
-                score_directly<T, kRows>(&scratch_.wide_q[row * row_words_ * kQuarterWords], row_words_, keys_ + i,
-                                         head * row_words_, keys_ + i + places, near_head * row_words_,
-                                         scores_of(head * kRows) + i, kKeyBlock, far_);
+                score_directly<T, kRows>(wide_of(head * kRows), row_words_, keys_ + i, head * row_words_,
+                                         keys_ + i + places, near_head * row_words_, scores_of(head * kRows) + i,
+                                         kKeyBlock, far_);
                 if (i + kLanes < kKeyBlock) continue;
                 for (int64_t r = 0; r < kRows; ++r)
                     weigh_row(row + r, block, scores_of(head * kRows + r), weights_of(head * kRows + r));
@@ -326,9 +309,8 @@ private:
             for (int64_t j = 0; j < kLanes; ++j) keys[j] = keys_[place_of(i + j)];
             for (int64_t head = 0; head < num_heads; ++head) {
                 float scores[kRows * kLanes];
-                int64_t row = head * num_rows_ + first_row, at = head * row_words_;
-                score_directly<T, kRows>(&scratch_.wide_q[row * row_words_ * kQuarterWords], row_words_, keys, at, keys,
-                                         at, scores, kLanes, far_);
+                int64_t at = head * row_words_;
+                score_directly<T, kRows>(wide_of(head * kRows), row_words_, keys, at, keys, at, scores, kLanes, far_);
                 for (int64_t r = 0; r < kRows; ++r)
                     for (int64_t j = 0; j < kLanes; j += kTurn)
                         std::memcpy(scores_of(head * kRows + r) + place_of(i + j), scores + r * kLanes + j,

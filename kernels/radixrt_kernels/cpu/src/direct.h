@@ -21,10 +21,14 @@ constexpr bool fits_directly(int64_t head_dim) {
 }
 
 #if defined(__AVX512F__)
-// Write each word of every quarter four times: what a quarter of four keys' words is multiplied by.
+// Write each word of a row in the order of quartered() four times: what a quarter of four keys' words is multiplied by.
 inline void widen(const Word* q, int64_t row_words, Word* wide) {
-    for (int64_t k = 0; k < row_words; k += kLanes, wide += 4 * kLanes) {
-        const __m512i words = load<__m512i>(q + k);
+    const int64_t quarter = row_words / 4;
+    for (int64_t k = 0; k < quarter; k += kQuarterWords, wide += 4 * kLanes) {
+        __m512i words = _mm512_castsi128_si512(load<__m128i>(q + k));
+        words = _mm512_inserti32x4(words, load<__m128i>(q + quarter + k), 1);
+        words = _mm512_inserti32x4(words, load<__m128i>(q + 2 * quarter + k), 2);
+        words = _mm512_inserti32x4(words, load<__m128i>(q + 3 * quarter + k), 3);
         store(wide, _mm512_shuffle_epi32(words, _MM_PERM_AAAA));
         store(wide + kLanes, _mm512_shuffle_epi32(words, _MM_PERM_BBBB));
         store(wide + 2 * kLanes, _mm512_shuffle_epi32(words, _MM_PERM_CCCC));
