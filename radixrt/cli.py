@@ -225,7 +225,7 @@ def bench_kernels(
     threads: Annotated[int, typer.Option(min=1, max=1024, help="threads of the kernels")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Time the CPU kernels of one layer against plain torch and against reading the same bytes."""
+    """Time the CPU kernels of a layer within a step against plain torch and against reading the same bytes."""
     from radixrt.bench.kernels import kernels_report, measure_kernels
 
     measured = measure_kernels(threads=threads)
