@@ -47,10 +47,13 @@ class RandomTree:
             self._fill(draw, group, stop)
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_items_cover_each_visible_context_once(seed):
+def test_items_cover_each_visible_context_once(seed, is_apart):
     draw = random.Random(seed)
     tree = RandomTree(draw, page_size=draw.choice([1, 4, 16, 64, 256]))
+    if is_apart:  # no two begin alike
+        tree.table[:, 0] = draw.sample(range(1 << 20, 1 << 30), len(tree.table))
     num_group_heads, window = draw.choice([1, 3, 4, 8, 16]), draw.choice([None, 1, 5, 70, 400])
     config = replace(
         decode_config(torch.bfloat16, 128, num_group_heads, tree.page_size),
