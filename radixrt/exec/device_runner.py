@@ -22,6 +22,7 @@ from radixrt.exec.device_logprobs import Readback, read_back
 from radixrt.exec.device_sampling import (
     INPUT_FIELDS,
     TABLE_FIELDS,
+    DrawNumbers,
     WantedLogprob,
     late_arrays,
     padding_arrays,
@@ -47,7 +48,7 @@ from radixrt.model.device_kernels import (
     Sampled,
     SampleInputs,
 )
-from radixrt.sched.plan import ChunkResult, StepPlan, StepResult
+from radixrt.sched.plan import ChunkResult, StepPlan, StepResult, sampled
 from radixrt.sched.sequence import Sequence
 from radixrt.types import TokenLogprob
 
@@ -97,10 +98,13 @@ class DeviceRunner:
         self.num_token_ids = num_token_ids
         self._device = device
         self._planner = AttentionPlanner(model.spec, store.layout.page_size, model.dtype)
-        self._tables = PageTables()
+        self._tables, self._numbers = PageTables(), DrawNumbers()
         # The last step's tokens stay at one place, where graphs and eager steps read them.
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device.torch_device)
         self._sampled_rows: dict[Sequence, int] = {}
+        self._plain_rows: dict[
+            Sequence, SampleRow
+        ] = {}  # of the last step; without a mask they stay the same
         self._eager, self._late = Staging(device), Staging(device)
         # What most steps send late.
         self._nothing_late = late_arrays((), (), (), (), num_token_ids=num_token_ids)
@@ -150,7 +154,13 @@ class DeviceRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> DeviceStep:
         """Ask for a plan's copies and its forward pass. Changes: the store, in the device's order."""
-        step = build_step(plan, self._planner, self._tables, sampled_rows=self._sampled_rows)
+        step = build_step(
+            plan,
+            self._planner,
+            tables=self._tables,
+            numbers=self._numbers,
+            sampled_rows=self._sampled_rows,
+        )
         captured = self.graphs.find(step)
         if captured is not None:
             views = self.graphs.copy(captured, step)
@@ -181,6 +191,7 @@ class DeviceRunner:
             for chunk, draw in zip(plan.chunks, host.draw_of_chunk, strict=True)
             if draw is not None
         )
+        self._plain_rows = {row.sequence: row for row in step.rows if row is not None and row.mask is None}
         late, tables, logprobs = self._nothing_late, self._no_tables, tuple(_wanted_logprobs(host, plan))
         if logprobs or host.needs_tables:
             num_ids = self.num_token_ids
@@ -198,7 +209,7 @@ class DeviceRunner:
     def _sample_row(self, sequence: Sequence) -> SampleRow:
         """Say what the host must know of a draw: its mask, if there is one; the device has the rest."""
         if sequence.constraint is None:
-            return SampleRow(sequence, 0.0, None, ())
+            return self._plain_rows.get(sequence) or SampleRow(sequence, 0.0, None, ())
         return build_sample_row(sequence, self.num_token_ids)
 
     def _draw(
@@ -216,7 +227,7 @@ class DeviceRunner:
         found = step.readback.wait()
         results = []
         for index, (chunk, draw) in enumerate(zip(step.plan.chunks, step.host.draw_of_chunk, strict=True)):
-            scored = tuple(found.logprobs[index, position, False] for position in chunk.scored)
+            scored = tuple([found.logprobs[index, position, False] for position in chunk.scored])
             if not chunk.wants_sample:
                 results.append(ChunkResult(scored=scored))
                 continue
@@ -226,6 +237,9 @@ class DeviceRunner:
             outcome = verdict(found.token_ids[draw], found.best[draw], row)
             if isinstance(outcome, RadixrtError):
                 results.append(ChunkResult(error=outcome))
+                continue
+            if row.mask is None and row.sampling.logprobs is None and not scored:
+                results.append(sampled(outcome))
                 continue
             logprob = found.logprobs.get((index, chunk.stop, False))
             if logprob is None and row.sampling.logprobs is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,43 @@ import numpy.typing as npt
 
 from radixrt.exec.batch import MASK_WORD_BITS, SampleRow, banned_ids
 from radixrt.exec.sampler import has_penalty
-from radixrt.sched.plan import Chunk
+from radixrt.sched.plan import SEQUENCE, Chunk
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
 
 MASK_64 = (1 << 64) - 1
+SEED = attrgetter("seed")
 INPUT_FIELDS = ("numbers", "top_k", "keys", "mask_rows", "bias_rows", "penalty_rows")  # of SampleInputs
 TABLE_FIELDS = ("mask", "bias", "output_counts", "prompt_bits")
 DRAW_FIELDS = ("draw_rows", *INPUT_FIELDS)  # what sampling reads of a step's arrays
+
+
+class DrawNumbers:
+    """Own the numbers of the last step's draws; while the same sequences are drawn, only what moves is made anew.
+
+    Invariant: _arrays are those of _sequences with these _seeds, but for the positions.
+    """
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+        self._seeds: list[int] = []
+        self._arrays = draw_arrays(())
+        self._may_shift = False  # biases and bans before min_tokens depend on the position
+
+    def update(self, draws: Seq[Chunk]) -> dict[str, npt.NDArray[Any]]:
+        """Give the numbers of each row to draw; see draw_arrays."""
+        sequences = list(map(SEQUENCE, draws))
+        seeds = list(map(SEED, sequences))  # a sequence whose answer was taken back has another one
+        if sequences != self._sequences or seeds != self._seeds:
+            self._sequences, self._seeds, self._arrays = sequences, seeds, draw_arrays(draws)
+            params = [sequence.sampling for sequence in sequences]
+            self._may_shift = any(sampling.logit_bias or sampling.min_tokens for sampling in params)
+            return self._arrays
+        arrays = {**self._arrays, "keys": self._arrays["keys"].copy()}
+        arrays["keys"][:, 2] = [chunk.stop for chunk in draws]
+        if self._may_shift:
+            arrays["bias_rows"] = _places([_has_bias(chunk) for chunk in draws])
+        return arrays
 
 
 def draw_arrays(draws: Seq[Chunk]) -> dict[str, npt.NDArray[Any]]:

@@ -10,14 +10,15 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, chain, count
+from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixrt.exec.device_sampling import draw_arrays
+from radixrt.exec.device_sampling import DrawNumbers
 from radixrt.kv.cache import PageLease
 from radixrt.model.device_decoder import DeviceInputs
 from radixrt.model.device_kernels import (
@@ -29,8 +30,10 @@ from radixrt.model.device_kernels import (
     DeviceExtendPlan,
     Ints,
 )
-from radixrt.sched.plan import Chunk, StepPlan
+from radixrt.sched.plan import NUM_TOKENS, START, Chunk, StepPlan
 from radixrt.sched.sequence import Sequence
+
+LEASE = attrgetter("sequence.lease")
 
 
 class PageTables:
@@ -107,59 +110,65 @@ class HostStep:
 
 
 def build_step(
-    plan: StepPlan, planner: AttentionPlanner, tables: PageTables, *, sampled_rows: Mapping[Sequence, int]
+    plan: StepPlan,
+    planner: AttentionPlanner,
+    *,
+    tables: PageTables,
+    numbers: DrawNumbers,
+    sampled_rows: Mapping[Sequence, int],
 ) -> HostStep:
     """Make a step's arrays for a non-empty plan.
 
     Args:
-        tables: kept from step to step.
+        tables, numbers: kept from step to step.
         sampled_rows: where the last step's sampled token of a sequence lies on the device.
-    Changes: tables.
+    Changes: tables and numbers.
     """
     chunks, page_size = plan.chunks, planner.page_size
-    news, contexts = tuple(chunk.num_tokens for chunk in chunks), tuple(chunk.stop for chunk in chunks)
-    table = tables.update([_lease(chunk) for chunk in chunks], [-(-stop // page_size) for stop in contexts])
+    news, first_positions = tuple(map(NUM_TOKENS, chunks)), list(map(START, chunks))
+    contexts = tuple(map(add, first_positions, news))
+    table = tables.update(list(map(LEASE, chunks)), [-(-stop // page_size) for stop in contexts])
     num_new = np.array(news, np.int64)
-    first_row = np.cumsum(num_new) - num_new
+    first_row = num_new.cumsum() - num_new
     owner = np.repeat(np.arange(len(chunks)), num_new)
-    starts = np.array([chunk.start for chunk in chunks], np.int64)
-    positions = np.arange(len(owner)) + (starts - first_row)[owner]
-    pages = table[owner, positions // page_size].astype(np.int64)
+    positions = np.arange(len(owner)) + (np.array(first_positions, np.int64) - first_row)[owner]
+    columns, offsets = np.divmod(positions, page_size)
     token_ids, sampled_from = _tokens(chunks, sampled_rows)
-    wanted = tuple(wanted_positions(chunk) for chunk in chunks)
-    num_wanted = np.cumsum([len(found) for found in wanted])
+    wanted = tuple(map(wanted_positions, chunks))
+    num_wanted = list(accumulate(map(len, wanted)))
     draws = tuple(chunk for chunk in chunks if chunk.wants_sample)
-    draw_rows = [int(stop) - 1 for chunk, stop in zip(chunks, num_wanted, strict=True) if chunk.wants_sample]
+    draw_rows = tuple(stop - 1 for chunk, stop in zip(chunks, num_wanted, strict=True) if chunk.wants_sample)
     attention = planner.plan(table, news, contexts)
     arrays: dict[str, npt.NDArray[Any]] = {
         "token_ids": token_ids,
         "positions": positions,
-        "slots": pages * page_size + positions % page_size,
+        "slots": table[owner, columns].astype(np.int64) * page_size + offsets,
         "sampled_from": sampled_from,
-        "sample_rows": np.array(
-            [
-                int(first) + position - 1 - chunk.start
-                for chunk, first, found in zip(chunks, first_row, wanted, strict=True)
-                for position in found
-            ],
-            np.int64,
-        ),
+        "sample_rows": _sample_rows(wanted, num_wanted, first_row - np.array(first_positions)),
         "copies": np.array([(copy.source, copy.target) for copy in plan.page_copies], np.int32).reshape(
             -1, 2
         ),
         "draw_rows": np.array(draw_rows, np.int64),
-        **draw_arrays(draws),
+        **numbers.update(draws),
         **attention_arrays(attention),
         "page_table": table,
     }
-    numbers = count()
-    draw_of_chunk = tuple(next(numbers) if chunk.wants_sample else None for chunk in chunks)
-    return HostStep(plan, arrays, attention, wanted, draws, tuple(draw_rows), draw_of_chunk)
+    counter = count()
+    draw_of_chunk = tuple(next(counter) if chunk.wants_sample else None for chunk in chunks)
+    return HostStep(plan, arrays, attention, wanted, draws, draw_rows, draw_of_chunk)
 
 
-def _lease(chunk: Chunk) -> PageLease:
-    assert chunk.sequence.lease is not None
-    return chunk.sequence.lease
+def _sample_rows(
+    wanted: Seq[tuple[int, ...]], num_wanted: Seq[int], row_of_position: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Give the rows whose distribution is wanted: of a position, the one before it. Pure.
+
+    Args:
+        num_wanted: how many positions are wanted of a chunk and all before it.
+        row_of_position: per chunk, the row of position 0 if it had one.
+    """
+    rows = np.fromiter(chain.from_iterable(wanted), np.int64, num_wanted[-1])
+    return rows + np.repeat(row_of_position - 1, list(map(len, wanted)))
 
 
 def _tokens(
@@ -167,16 +176,17 @@ def _tokens(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """Give token ids [T], and sampled_from [T]: 0, or 1 + the row of the last step's sample that is the token."""
     tokens = array("i")
-    unseen: list[tuple[int, int]] = []
-    for chunk in chunks:
-        known = chunk.sequence.token_ids
-        tokens.extend(known[chunk.start : chunk.stop])
-        if chunk.stop > len(known):
-            unseen.append((len(tokens), 1 + sampled_rows[chunk.sequence]))
+    unseen, rows = list[int](), list[int]()
+    for sequence, start, num_tokens, *_ in chunks:
+        known, stop = sequence.token_ids, start + num_tokens
+        if start < len(known):
+            tokens.extend(known[start:stop])
+        if stop > len(known):
+            unseen.append(len(tokens))
+            rows.append(1 + sampled_rows[sequence])
             tokens.append(0)
     sampled_from = np.zeros(len(tokens), np.int32)
-    for at, row in unseen:
-        sampled_from[at] = row
+    sampled_from[unseen] = rows
     return np.frombuffer(tokens, np.int32).astype(np.int64), sampled_from
 
 

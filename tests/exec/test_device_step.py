@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from radixrt.exec.batch import build_inputs
+from radixrt.exec.device_sampling import DrawNumbers, draw_arrays
 from radixrt.exec.device_step import PageTables, build_step, join_tokens
 from radixrt.exec.packing import PackedLayout
 from radixrt.exec.randomness import uniform
@@ -48,7 +49,7 @@ def test_page_tables_equal_the_leases_whatever_changed():
 def test_arrays_equal_those_of_the_plain_runner(planner, overlap):
     """Over a run with prefills in chunks, decodes, copies, scores and tokens that the host has not seen."""
     simulation = Simulation(num_pages=200, page_size=4, max_step_tokens=9, overlap=overlap)
-    rng, tables, compared = random.Random(1), PageTables(), []
+    rng, tables, numbers, compared = random.Random(1), PageTables(), DrawNumbers(), []
     real = simulation.run
 
     def run(plan, before):
@@ -59,7 +60,7 @@ def test_arrays_equal_those_of_the_plain_runner(planner, overlap):
                 chunk.sequence: row for row, chunk in enumerate(c for c in before[0].chunks if c.wants_sample)
             }
         )
-        step = build_step(plan, planner, tables, sampled_rows=rows)
+        step = build_step(plan, planner, tables=tables, numbers=numbers, sampled_rows=rows)
         sampled = torch.tensor([before[1][sequence] for sequence in rows] if rows else [0])
         compared.append((step, compare(plan, step, sampled)))
         return real(plan, before)
@@ -103,9 +104,41 @@ def test_seeds_keep_all_their_bits(planner):
     seeds = (-(1 << 63), (1 << 64) - 1, 1 << 63)
     sequences = [simulation.add([at, 0], seed=seed, max_tokens=4) for at, seed in enumerate(seeds)]
     plan = simulation.scheduler.plan(0.0)
-    keys = build_step(plan, planner, PageTables(), sampled_rows={}).arrays["keys"]
+    keys = build_step(plan, planner, tables=PageTables(), numbers=DrawNumbers(), sampled_rows={}).arrays[
+        "keys"
+    ]
     for sequence, key in zip(sequences, keys.tolist(), strict=True):
         assert uniform(*key) == uniform(sequence.seed, 0, 2)
+
+
+def test_numbers_of_draws_equal_those_made_anew_whatever_changed():
+    rng, numbers, num_kept = random.Random(2), DrawNumbers(), 0
+    params = [
+        {},
+        {"temperature": 0.0, "logit_bias": {3: 1.0}},
+        {"min_tokens": 3, "max_tokens": 9, "ignore_eos": False, "stop_token_ids": (1,)},
+        {"presence_penalty": 0.5, "top_k": 7},
+    ]
+    simulation = Simulation(num_pages=50)
+    sequences = [simulation.add([1] * 4, seed=-seed, **rng.choice(params)) for seed in range(6)]
+    chosen, before = sequences[:3], None
+    for _ in range(300):
+        if rng.random() < 0.3:
+            chosen = rng.sample(sequences, rng.randrange(len(sequences) + 1))
+        if rng.random() < 0.1:
+            rng.choice(sequences).seed = rng.getrandbits(64)
+        draws = [
+            make_chunk(sequence, stop - 1, 1, num_total=stop)
+            for sequence, stop in ((sequence, rng.randrange(4, 9)) for sequence in chosen)
+        ]
+        got, expected = numbers.update(draws), draw_arrays(draws)
+        assert list(got) == list(expected)
+        for name, array in expected.items():
+            assert got[name].dtype == array.dtype
+            assert np.array_equal(got[name], array), name
+        num_kept += got["numbers"] is before
+        before = got["numbers"]
+    assert num_kept > 100
 
 
 def test_a_chunk_is_wanted_for_its_end_and_its_scores():
