@@ -225,9 +225,9 @@ def _sorted_alike(
     """Sort sequences so that those that begin alike are neighbours; say how many whole pages each shares with the
     one before it."""
     num_columns = page_table.shape[1]
-    table_bytes, num_bytes = page_table.tobytes(), num_columns * page_table.itemsize
-    rows = [table_bytes[at : at + num_bytes] for at in range(0, len(table_bytes), num_bytes)]
-    order = np.array(sorted(sequences.tolist(), key=rows.__getitem__), np.int64)
+    row_bytes = np.dtype((np.void, num_columns * page_table.itemsize))  # compared as bytes are
+    rows = np.ascontiguousarray(page_table).view(row_bytes)[:, 0]
+    order = sequences[rows[sequences].argsort(kind="stable")]
     table, full_pages = page_table[order], contexts[order] // page_size
     differs = table[1:] != table[:-1]
     where = differs.argmax(1)
