@@ -53,7 +53,7 @@ class ExtendConfig:
 _DECODE = {
     (torch.bfloat16, 64): DecodeConfig(128, 16, 64, num_warps=4, num_stages=3),
     (torch.bfloat16, 128): DecodeConfig(64, 16, 64, num_warps=4, num_stages=3),
-    (torch.float32, 64): DecodeConfig(32, 16, 64, num_warps=8, num_stages=2),
+    (torch.float32, 64): DecodeConfig(32, 16, 32, num_warps=8, num_stages=2),
     (torch.float32, 128): DecodeConfig(16, 16, 32, num_warps=8, num_stages=2),
 }
 _EXTEND = {
