@@ -70,11 +70,11 @@ def test_a_failing_forward_does_not_leave_masks_behind(engine, monkeypatch):
     """The masks of a step are filled beside its forward pass: when that fails, they are waited for."""
     grammar = GrammarSpec.regex("[ab]{8}")
 
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("no device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(engine._runner.model), "forward", fail)
+        patch.setattr(type(engine._runner.model), "predict", fail)
         with pytest.raises(Exception, match="no device"):
             engine.generate("x", SamplingParams(max_tokens=8, grammar=grammar))
     assert len(engine.generate("x", SamplingParams(max_tokens=8, grammar=grammar)).token_ids) == 8

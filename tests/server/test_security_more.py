@@ -230,10 +230,10 @@ def assert_nothing_open(engine):
 
 
 def test_errors_tell_nothing_of_the_inside(engine, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("/root/model at 0x7f00 tensor([1.0])")
 
-    monkeypatch.setattr(engine._runner.model, "forward", broken)
+    monkeypatch.setattr(engine._runner.model, "predict", broken)
     response = post(engine, CHAT, {**GREEDY, "messages": [{"role": "user", "content": "unseen words"}]})
     streamed = post(
         engine, CHAT, {**GREEDY, "messages": [{"role": "user", "content": "unseen words"}], "stream": True}
