@@ -315,13 +315,14 @@ def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple
     """Give the slots of all pages that are in use, and those of them that hold no computed token. Changes: nothing.
 
     A page counts once, whoever holds it.
-    Cost: O(nodes + pages of running sequences).
+    Cost: O(nodes + pages of outputs).
     """
     page_size = cache.page_size
     page_bytes = page_size * TOKEN_BYTES
     num_pages = cache.pool.capacity - cache.pool.num_free
     unused: dict[int, int] = {}  # page -> slots without a token, only of pages that are not full
     full: set[int] = set()
+    num_empty = 0  # pages behind the started one
     for node in cache.tree.leaves():  # all others end with a page
         if rest := -len(node.tokens) % page_bytes:
             unused[node.pages[-1]] = rest // TOKEN_BYTES
@@ -329,11 +330,12 @@ def count_slots(cache: PrefixCache, running: Sequence[RunningSequence]) -> tuple
         if sequence.lease is None:
             continue
         pages, num_computed = sequence.lease.pages, sequence.num_computed
-        num_full = num_computed // page_size
-        for place in range(num_full, len(pages)):
-            rest = min(page_size, (place + 1) * page_size - num_computed)
-            unused[pages[place]] = min(rest, unused.get(pages[place], page_size))
+        num_full, num_started = divmod(num_computed, page_size)
+        if num_full < len(pages):
+            rest = page_size - num_started
+            unused[pages[num_full]] = min(rest, unused.get(pages[num_full], page_size))
+            num_empty += len(pages) - num_full - 1  # nobody else holds what is not computed
         # What else it has filled was whole when it was published: the tree's started pages are ends of prompts.
         full.update(pages[sequence.num_prompt_tokens // page_size : num_full])
     num_unused = sum(rest for page, rest in unused.items() if page not in full)
-    return num_pages * page_size, num_unused
+    return num_pages * page_size, num_unused + num_empty * page_size

@@ -9,11 +9,16 @@ import functools
 from bisect import bisect_left
 from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
+
+from radixrt.kv.packed import TOKEN_BYTES
 from radixrt.types import Namespace
 
-SAMPLE_EVERY = 8  # one page in so many is followed; distances are scaled up again
+SAMPLE_EVERY = 8  # a power of two: one page in so many is followed; distances are scaled up again
 MAX_TRACKED = 1 << 13
 NUM_BUCKETS = 32
+SAMPLED_BITS = 1 << 24  # and those above it decide which keys are followed
 
 
 class ReuseDistances:
@@ -35,35 +40,43 @@ class ReuseDistances:
 
     def _remember(self, keys: list[int]) -> None:
         """Start over with keys in order of their last use."""
-        self._last_used = {key: place for place, key in enumerate(keys)}
+        self._last_used = {key: place for place, key in enumerate(keys)}  # stays in order of last use
         self._places = list(range(len(keys)))  # of the last uses, sorted
         self._now = len(keys)
 
     def observe(self, namespace: Namespace, tokens: bytes) -> None:
         """Take in a use of all whole pages of a prompt.
 
-        Cost: O(pages + sampled pages * log MAX_TRACKED), and one move of up to 2 * MAX_TRACKED pointers per sampled page.
+        Cost: O(tokens) in numpy, O(log MAX_TRACKED) and a move of up to 2 * MAX_TRACKED pointers per sampled page.
         """
-        key, page_bytes = _seed(namespace), self._page_bytes
-        for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
-            key = crc32(tokens[start : start + page_bytes], key)  # the same in every process
-            if key % SAMPLE_EVERY == 0:
-                self._use(key)
+        keys = _sampled_keys(namespace, tokens, self._page_bytes)
+        last_used, places = self._last_used, self._places
+        for index, key in enumerate(keys):
+            if self._now == 2 * MAX_TRACKED:
+                self._remember(list(last_used)[-MAX_TRACKED:])
+                last_used, places = self._last_used, self._places
+            last = last_used.pop(key, None)
+            if last is None:
+                # Behind a page that is new all are, as a rule.
+                rest = keys[index:]
+                if self._now + len(rest) <= 2 * MAX_TRACKED and last_used.keys().isdisjoint(rest):
+                    self._use_new(rest)
+                    return
+                self.num_first += 1
+            else:
+                place = bisect_left(places, last)
+                distance = (len(places) - place - 1) * SAMPLE_EVERY  # pages used since, each counted once
+                self.counts[min(distance.bit_length(), NUM_BUCKETS - 1)] += 1
+                del places[place]
+            last_used[key] = self._now
+            places.append(self._now)
+            self._now += 1
 
-    def _use(self, key: int) -> None:
-        if self._now == 2 * MAX_TRACKED:
-            self._remember(sorted(self._last_used, key=self._last_used.__getitem__)[-MAX_TRACKED:])
-        last = self._last_used.get(key)
-        if last is None:
-            self.num_first += 1
-        else:
-            index = bisect_left(self._places, last)
-            distance = (len(self._places) - index - 1) * SAMPLE_EVERY  # pages used since, each counted once
-            self.counts[min(distance.bit_length(), NUM_BUCKETS - 1)] += 1
-            del self._places[index]
-        self._last_used[key] = self._now
-        self._places.append(self._now)
-        self._now += 1
+    def _use_new(self, keys: list[int]) -> None:
+        now, self._now = self._now, self._now + len(keys)
+        self.num_first += len(keys)
+        self._last_used.update(zip(keys, range(now, self._now), strict=True))
+        self._places += range(now, self._now)
 
     def hit_rate(self, num_pages: int) -> float:
         """Estimate the share of page uses that an lru pool of num_pages would have served, 0 to 1.
@@ -74,6 +87,30 @@ class ReuseDistances:
         return sum(self.counts[: num_pages.bit_length()]) / total if total else 0.0
 
 
+def _sampled_keys(namespace: Namespace, tokens: bytes, page_bytes: int) -> list[int]:
+    """Give the keys of one whole page in SAMPLE_EVERY, in order. Pure; the same in every process.
+
+    A page's key is a weighted sum of all tokens up to its end, modulo 2**64: one pass over a prompt gives all keys.
+    """
+    num_page_tokens = page_bytes // TOKEN_BYTES
+    num_tokens = len(tokens) // page_bytes * num_page_tokens
+    token_ids = np.frombuffer(tokens, np.int32, num_tokens)
+    # A token of 0 has to count too: a page of nothing else is not the page before it.
+    sums = np.add.accumulate((token_ids + 1) * _weights(num_tokens.bit_length())[:num_tokens])
+    keys = sums[num_page_tokens - 1 :: num_page_tokens] + _seed(namespace)
+    sampled: list[int] = keys[keys & SAMPLED_BITS * (SAMPLE_EVERY - 1) == 0].tolist()
+    return sampled
+
+
+@functools.cache
+def _weights(num_bits: int) -> npt.NDArray[np.int64]:
+    """Give 2**num_bits odd numbers without a pattern: the first outputs of splitmix64 (Steele et al., OOPSLA 2014)."""
+    mixed = np.arange(1, (1 << num_bits) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31)) | np.uint64(1)).view(np.int64)
+
+
 @functools.lru_cache(maxsize=1024)
 def _seed(namespace: Namespace) -> int:
-    return crc32(repr(namespace).encode())
+    return crc32(repr(namespace).encode()) << 24

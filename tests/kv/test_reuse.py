@@ -65,3 +65,27 @@ def test_sampled_rate_is_near_the_full_one():
     for key in uses:
         distances.observe(NS, pack([key]))
     assert distances.hit_rate(1024) == pytest.approx(lru_hits(uses, 1024) / len(uses), abs=0.05)
+
+
+@pytest.mark.usefixtures("every_page")
+@pytest.mark.parametrize("max_tracked", [40, 1 << 13])
+def test_pages_of_whole_prompts_count_as_if_they_came_one_by_one(monkeypatch, max_tracked):
+    monkeypatch.setattr(reuse, "MAX_TRACKED", max_tracked)
+    rng = random.Random(2)
+    distances, uses, expected = ReuseDistances(page_bytes=8), [], [0] * reuse.NUM_BUCKETS
+    num_first = 0
+    for _ in range(300):
+        prompt = [rng.choice([0, 0, 1]) for _ in range(rng.randrange(16))]
+        distances.observe(NS, pack(prompt))
+        for stop in range(2, len(prompt) + 1, 2):
+            page = tuple(prompt[:stop])
+            if page in uses:
+                expected[len(uses[uses.index(page) + 1 :]).bit_length()] += 1
+                uses.remove(page)
+            else:
+                num_first += 1
+            uses.append(page)
+    if max_tracked > len(uses):
+        assert (distances.counts, distances.num_first) == (expected, num_first)
+    assert list(distances._last_used.values()) == distances._places  # in order of last use
+    assert sum(distances.counts) + distances.num_first == sum(expected) + num_first
