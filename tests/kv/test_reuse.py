@@ -77,6 +77,7 @@ def test_pages_of_whole_prompts_count_as_if_they_came_one_by_one(monkeypatch, ma
     for _ in range(1000):
         prompt = [rng.choice([0, 0, 1]) for _ in range(rng.randrange(16))]
         distances.observe(NS, pack(prompt))
+        assert list(distances._last_used.values()) == distances._places  # in order of last use
         for stop in range(2, len(prompt) + 1, 2):
             page = tuple(prompt[:stop])
             if page in uses:
@@ -87,5 +88,4 @@ def test_pages_of_whole_prompts_count_as_if_they_came_one_by_one(monkeypatch, ma
             uses.append(page)
     if max_tracked > len(uses):
         assert (distances.counts, distances.num_first) == (expected, num_first)
-    assert list(distances._last_used.values()) == distances._places  # in order of last use
     assert sum(distances.counts) + distances.num_first == sum(expected) + num_first
