@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
 from radixrt.kv.history import EvictionLog, EvictionRecord
-from radixrt.kv.packed import TOKEN_BYTES, pack
+from radixrt.kv.packed import TOKEN_BYTES, pack, pack_first
 from radixrt.kv.pool import PageCopy, PagePool
 from radixrt.kv.radix import PrefixMatch, RadixTree, Wanted
 from radixrt.kv.reuse import ReuseDistances
@@ -260,15 +260,25 @@ class PrefixCache:
             self.reuse.observe(namespace, tokens)
 
     def publish(
-        self, lease: PageLease, namespace: Namespace, token_ids: array[int], *, priority: int = 0
-    ) -> None:
-        """Offer computed tokens for reuse: token_ids[i] lies in slot i of the lease.
+        self,
+        lease: PageLease,
+        namespace: Namespace,
+        token_ids: array[int],
+        *,
+        num_tokens: int | None = None,
+        priority: int = 0,
+    ) -> bytes:
+        """Offer computed tokens for reuse, the first num_tokens or all: token_ids[i] lies in slot i of the lease.
 
+        Returns: what is offered, packed; nothing when the cache keeps nothing.
         Changes: the tree names those pages that it lacks.
         """
-        if self.is_enabled and len(token_ids):
-            pages = lease.pages[: self.num_pages_for(len(token_ids))]
-            self.tree.insert(namespace, token_ids.tobytes(), pages, priority=priority)
+        num_tokens = len(token_ids) if num_tokens is None else num_tokens
+        if not self.is_enabled or not num_tokens:
+            return b""
+        tokens = pack_first(token_ids, num_tokens)
+        self.tree.insert(namespace, tokens, lease.pages[: self.num_pages_for(num_tokens)], priority=priority)
+        return tokens
 
     def demote(self, namespace: Namespace, token_ids: array[int]) -> None:
         """Let the pages at the end of token_ids go before all others."""

@@ -17,7 +17,7 @@ class EvictionRecord(NamedTuple):
     """A prefix that lost its tail.
 
     Attributes:
-        tokens: packed tokens that were cached before.
+        runs: packed tokens that were cached before, in pieces.
         num_kept_tokens: how many of them stayed.
         at_s: by the scheduler's clock.
         reason: "room" (another sequence needed pages) or "cleared".
@@ -25,7 +25,7 @@ class EvictionRecord(NamedTuple):
     """
 
     namespace: Namespace
-    tokens: bytes
+    runs: tuple[bytes, ...]
     num_kept_tokens: int
     at_s: float
     reason: str
@@ -41,12 +41,12 @@ class EvictionLog:
 
     def add(self, eviction: Eviction, *, at_s: float, reason: str, label: str) -> None:
         """Remember one eviction."""
-        self._records.append(
-            EvictionRecord(eviction.namespace, eviction.tokens, eviction.num_kept_tokens, at_s, reason, label)
-        )
-        self._num_bytes += len(eviction.tokens)
+        namespace, runs, num_kept_tokens, _ = eviction
+        record = tuple.__new__(EvictionRecord, (namespace, runs, num_kept_tokens, at_s, reason, label))
+        self._records.append(record)
+        self._num_bytes += sum(map(len, runs))
         while len(self._records) > MAX_RECORDS or self._num_bytes > MAX_RECORD_BYTES:
-            self._num_bytes -= len(self._records.popleft().tokens)
+            self._num_bytes -= sum(map(len, self._records.popleft().runs))
 
     def longest(
         self, namespace: Namespace, tokens: bytes, *, min_tokens: int
@@ -60,7 +60,7 @@ class EvictionLog:
         best, found = min_tokens, None
         for record in self._records:
             if record.namespace == namespace:
-                num_common = num_common_tokens(record.tokens, tokens)
+                num_common = num_common_tokens(b"".join(record.runs), tokens)
                 if num_common > max(best, record.num_kept_tokens):
                     best, found = num_common, record
         return best, found

@@ -14,6 +14,13 @@ def pack(token_ids: Sequence[int]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
+def pack_first(token_ids: array[int], num_tokens: int) -> bytes:
+    """Give the first tokens as bytes, with one copy. Pure."""
+    if num_tokens >= len(token_ids):
+        return token_ids.tobytes()
+    return memoryview(token_ids)[:num_tokens].tobytes()
+
+
 def unpack(tokens: bytes) -> list[int]:
     """Give packed tokens as ints. Pure."""
     return array("i", tokens).tolist()

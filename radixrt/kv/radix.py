@@ -18,7 +18,7 @@ clock and the truncation of tails.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from radixrt.errors import InvariantViolation
@@ -63,13 +63,13 @@ class Eviction(NamedTuple):
     """A leaf that lost its tail.
 
     Attributes:
-        tokens: packed tokens from the root to the leaf's former end.
+        runs: packed tokens from the root to the leaf's former end, node by node: few of them are ever read as one.
         num_kept_tokens: how many of them are still cached.
         num_pages: pages that became free.
     """
 
     namespace: Namespace
-    tokens: bytes
+    runs: tuple[bytes, ...]
     num_kept_tokens: int
     num_pages: int
 
@@ -107,11 +107,17 @@ class RadixTree:
             if child is None:
                 end = (node,)
                 break
-            if num_common == self.page_size and len(child.tokens) > self._page_bytes:
-                num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
-            pages += child.pages[: -(-num_common // self.page_size)]
-            start += num_common * TOKEN_BYTES
-            if num_common * TOKEN_BYTES < len(child.tokens) or start >= limit:
+            if tokens.startswith(child.tokens, start):
+                pages += child.pages
+                start += len(child.tokens)
+            else:
+                if num_common == self.page_size:
+                    num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
+                pages += child.pages[: -(-num_common // self.page_size)]
+                start += num_common * TOKEN_BYTES
+                end = (node, child)
+                break
+            if start >= limit:
                 end = (node, child)
                 break
             node = child
@@ -180,7 +186,7 @@ class RadixTree:
             self._use(child)
             child.num_hits += 1
             start += len(child.tokens)
-            if start >= len(tokens) or tokens[start - len(child.tokens) : start] != child.tokens:
+            if start >= len(tokens) or not tokens.startswith(child.tokens, start - len(child.tokens)):
                 return
             node = child
 
@@ -189,7 +195,7 @@ class RadixTree:
         if node.queued_key is None and not node.children:
             self._leaves.recall(node.pages[-1])
 
-    def insert(self, namespace: Namespace, tokens: bytes, pages: Sequence[int], *, priority: int = 0) -> None:
+    def insert(self, namespace: Namespace, tokens: bytes, pages: list[int], *, priority: int = 0) -> None:
         """Name `pages` as holding `tokens` where the tree has no pages for them yet.
 
         Args:
@@ -209,12 +215,14 @@ class RadixTree:
             num_left = (len(tokens) - start) // TOKEN_BYTES
             child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
             if child is None or not self._shares_key(child, num_left, num_common):
-                rest_pages = list(pages[start // self._page_bytes :])
-                self._add_leaf(node, tokens[start:], rest_pages, priority=priority)
+                self._add_leaf(node, tokens[start:], pages[start // self._page_bytes :], priority=priority)
                 return
             self._use(child)
             child.priority = max(child.priority, priority)
-            num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
+            if tokens.startswith(child.tokens, start):
+                num_common = child.num_tokens
+            else:
+                num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
             is_inner = child.children or num_left == child.num_tokens
             if num_common == child.num_tokens and num_common % self.page_size == 0 and is_inner:
                 node, start = child, start + len(child.tokens)
@@ -240,7 +248,7 @@ class RadixTree:
         node, start = self._roots.get(namespace), 0
         while node is not None and start < len(tokens):
             child, _ = self._best_child(node, tokens[start : start + self._page_bytes])
-            if child is None or tokens[start : start + len(child.tokens)] != child.tokens:
+            if child is None or not tokens.startswith(child.tokens, start):
                 return
             node, start = child, start + len(child.tokens)
         if node is not None and node.parent is not None and not node.children:
@@ -255,21 +263,23 @@ class RadixTree:
         self.num_pages += len(pages)
         self._leaves.add(leaf)
 
-    def _extend_leaf(self, leaf: RadixNode, tokens: bytes, pages: Sequence[int]) -> None:
+    def _extend_leaf(self, leaf: RadixNode, tokens: bytes, pages: list[int]) -> None:
         """Replace a leaf's partly filled last page, if any, and go on with `pages`."""
         if len(tokens) <= len(leaf.tokens):
             return
         num_kept = leaf.num_tokens // self.page_size
-        added = list(pages[num_kept:])
+        added = pages[num_kept:]
         self.pool.retain(added)
         dropped = leaf.pages[num_kept:]
-        parent = leaf.parent
+        parent, has_same_key = leaf.parent, num_kept > 0
         assert parent is not None
-        self._unlink(parent, leaf)
+        if not has_same_key:
+            self._unlink(parent, leaf)
         leaf.tokens = tokens
         leaf.pages[num_kept:] = added
         leaf.version += 1
-        self._link(parent, leaf)
+        if not has_same_key:
+            self._link(parent, leaf)
         self.pool.release(dropped)
         self.num_pages += len(added) - len(dropped)
         self._leaves.add(leaf)
@@ -313,8 +323,8 @@ class RadixTree:
         Args:
             wanted: who waits for what; that goes last.
         Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
-        Cost: O(num_pages * log leaves), as much for up to MAX_SPARED wanted leaves, and the length of the paths that
-        are cut. Leaves that others hold cost nothing but when they come up first, and when they are let go.
+        Cost: O(num_pages * log leaves), as much for up to MAX_SPARED wanted leaves, and the length of the leaves
+        that are cut. Leaves that others hold cost nothing but when they come up first, and when they are let go.
         """
         self._leaves.recall_single()
         evictions: list[Eviction] = []
@@ -366,7 +376,8 @@ class RadixTree:
 
     def _num_wanted_pages(self, leaf: RadixNode, wanted: Wanted) -> int:
         """Give how many leading pages of a leaf someone waits for, and keep the answer."""
-        namespace, path = self._path(leaf)
+        namespace, runs = self._path(leaf)
+        path = b"".join(runs)
         num_before = (len(path) - len(leaf.tokens)) // TOKEN_BYTES
         gap = wanted.gap(namespace, path)
         num_pages = -(-gap.num_wanted(path, num_before=num_before) // self.page_size)
@@ -375,31 +386,38 @@ class RadixTree:
 
     def _truncate(self, leaf: RadixNode, max_pages: int) -> Eviction:
         """Drop pages that only the tree holds from a leaf's tail: the last one, which is such a page, and more."""
-        refs = self.pool.refs
-        num_kept = len(leaf.pages) - 1
-        while num_kept and len(leaf.pages) - num_kept < max_pages and refs[leaf.pages[num_kept - 1]] == 1:
-            num_kept -= 1
-        dropped = leaf.pages[num_kept:]
-        namespace, path = self._path(leaf)
+        tokens, pages = leaf.tokens, leaf.pages
+        num_dropped = 1
+        if max_pages > 1:
+            owners = list(map(self.pool.refs.__getitem__, pages[: -max_pages - 1 : -1]))
+            num_dropped = len(owners)
+            if owners.count(1) < num_dropped:
+                num_dropped = next(place for place, num_owners in enumerate(owners) if num_owners > 1)
+        num_kept = len(pages) - num_dropped
+        namespace, runs = self._path(leaf)
         if num_kept == 0:
             assert leaf.parent is not None
             self._unlink(leaf.parent, leaf)
-        num_lost_bytes = len(leaf.tokens) - num_kept * self._page_bytes
+        num_kept_bytes = num_kept * self._page_bytes
         leaf.version += 1
-        leaf.pages = leaf.pages[:num_kept]
-        leaf.tokens = leaf.tokens[: num_kept * self._page_bytes]
-        self.pool.release(dropped)
-        self.num_pages -= len(dropped)
+        leaf.pages = pages[:num_kept]
+        leaf.tokens = tokens[:num_kept_bytes]
+        wanted = leaf.wanted
+        if wanted is not None and wanted[1] is tokens and wanted[2] <= num_kept:
+            leaf.wanted = (wanted[0], leaf.tokens, wanted[2])  # nobody waits for what was cut off
+        self.pool.free(pages[num_kept:])
+        self.num_pages -= num_dropped
         self.version += 1
-        return Eviction(namespace, path, (len(path) - num_lost_bytes) // TOKEN_BYTES, len(dropped))
+        num_kept_tokens = (sum(map(len, runs)) - len(tokens) + num_kept_bytes) // TOKEN_BYTES
+        return tuple.__new__(Eviction, (namespace, runs, num_kept_tokens, num_dropped))
 
-    def _path(self, node: RadixNode) -> tuple[Namespace, bytes]:
-        """Give a node's namespace and its packed tokens from the root on."""
+    def _path(self, node: RadixNode) -> tuple[Namespace, tuple[bytes, ...]]:
+        """Give a node's namespace and its packed tokens from the root on, a run for every node."""
         runs: list[bytes] = []
         while node.parent is not None:
             runs.append(node.tokens)
             node = node.parent
-        return self._namespaces[node], b"".join(reversed(runs))
+        return self._namespaces[node], tuple(runs[::-1])
 
     def _remove(self, leaf: RadixNode) -> None:
         """Forget an emptied leaf; its parent may become a leaf, an empty root goes."""

@@ -18,6 +18,7 @@ from radixrt.types import Namespace
 SAMPLE_EVERY = 8  # a power of two: one page in so many is followed; distances are scaled up again
 MAX_TRACKED = 1 << 13
 NUM_BUCKETS = 32
+MAX_PENDING_BYTES, MAX_PENDING = 1 << 18, 32  # prompts are taken in together, while numpy's code is at hand
 SAMPLED_BITS = 1 << 24  # and those above it decide which keys are followed
 
 
@@ -26,17 +27,27 @@ class ReuseDistances:
 
     A page's distance is the number of distinct pages used since its last use: a pool of more pages (under lru) would
     have had it. Invariant: at most 2 * MAX_TRACKED keys are remembered.
-
-    Attributes:
-        counts: counts[b] = uses at a distance of [2**(b-1), 2**b) pages; counts[0] = immediate.
-        num_first: uses that had no earlier one in memory.
     """
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
-        self.counts = [0] * NUM_BUCKETS
-        self.num_first = 0
+        self._counts = [0] * NUM_BUCKETS
+        self._num_first = 0
+        self._pending: list[tuple[Namespace, bytes]] = []
+        self._num_pending_bytes = 0
         self._remember([])
+
+    @property
+    def counts(self) -> list[int]:
+        """counts[b] = uses at a distance of [2**(b-1), 2**b) pages; counts[0] = immediate."""
+        self._take_in()
+        return self._counts
+
+    @property
+    def num_first(self) -> int:
+        """Uses that had no earlier one in memory."""
+        self._take_in()
+        return self._num_first
 
     def _remember(self, keys: list[int]) -> None:
         """Start over with keys in order of their last use."""
@@ -45,11 +56,21 @@ class ReuseDistances:
         self._now = len(keys)
 
     def observe(self, namespace: Namespace, tokens: bytes) -> None:
-        """Take in a use of all whole pages of a prompt.
+        """Note a use of all whole pages of a prompt.
 
-        Cost: O(tokens) in numpy, O(log MAX_TRACKED) and a move of up to 2 * MAX_TRACKED pointers per sampled page.
+        Cost, a little later: O(tokens) in numpy, O(log MAX_TRACKED) and a move of up to 2 * MAX_TRACKED pointers per sampled page.
         """
-        keys = _sampled_keys(namespace, tokens, self._page_bytes)
+        self._pending.append((namespace, tokens))
+        self._num_pending_bytes += len(tokens)
+        if self._num_pending_bytes > MAX_PENDING_BYTES or len(self._pending) > MAX_PENDING:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        pending, self._pending, self._num_pending_bytes = self._pending, [], 0
+        for namespace, tokens in pending:
+            self._use(_sampled_keys(namespace, tokens, self._page_bytes))
+
+    def _use(self, keys: list[int]) -> None:
         last_used, places = self._last_used, self._places
         for index, key in enumerate(keys):
             if self._now == 2 * MAX_TRACKED:
@@ -62,11 +83,11 @@ class ReuseDistances:
                 if self._now + len(rest) <= 2 * MAX_TRACKED and last_used.keys().isdisjoint(rest):
                     self._use_new(rest)
                     return
-                self.num_first += 1
+                self._num_first += 1
             else:
                 place = bisect_left(places, last)
                 distance = (len(places) - place - 1) * SAMPLE_EVERY  # pages used since, each counted once
-                self.counts[min(distance.bit_length(), NUM_BUCKETS - 1)] += 1
+                self._counts[min(distance.bit_length(), NUM_BUCKETS - 1)] += 1
                 del places[place]
             last_used[key] = self._now
             places.append(self._now)
@@ -74,7 +95,7 @@ class ReuseDistances:
 
     def _use_new(self, keys: list[int]) -> None:
         now, self._now = self._now, self._now + len(keys)
-        self.num_first += len(keys)
+        self._num_first += len(keys)
         self._last_used.update(zip(keys, range(now, self._now), strict=True))
         self._places += range(now, self._now)
 

@@ -461,10 +461,11 @@ class Scheduler:
 
     def _publish(self, sequence: Sequence, num_tokens: int) -> None:
         assert sequence.lease is not None
-        tokens = sequence.token_ids[:num_tokens]
-        self.cache.publish(sequence.lease, sequence.namespace, tokens, priority=sequence.request.priority)
-        if self.cache.is_enabled:
-            self.waiting.published(sequence.namespace, tokens.tobytes())
+        namespace, priority = sequence.namespace, sequence.request.priority
+        offered = self.cache.publish(
+            sequence.lease, namespace, sequence.token_ids, num_tokens=num_tokens, priority=priority
+        )
+        self.waiting.published(namespace, offered)
 
     # -- checking ---------------------------------------------------------------------------------------
 

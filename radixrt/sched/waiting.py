@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
-from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, pack_first
 from radixrt.kv.radix import PrefixMatch
 from radixrt.sched.latency import FASTEST_S_PER_TOKEN
 from radixrt.sched.policy import Cached, OrderKey, Policy
@@ -54,7 +54,7 @@ class Candidate:
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.tokens = sequence.token_ids[: min(sequence.max_cached_tokens, MAX_KEY_TOKENS)].tobytes()
+        self.tokens = pack_first(sequence.token_ids, min(sequence.max_cached_tokens, MAX_KEY_TOKENS))
         self.num_cached_pages = 0
         self.match: PrefixMatch | None = None
         self.matched_at = -1
@@ -243,6 +243,8 @@ class WaitingList:
         the first neighbour that has as much cached already ends the walk, since what it has cached covers
         all that those behind it share with the new prefix.
         """
+        if not tokens:
+            return
         raised: list[Candidate] = []
         for candidate, num_common in self._neighbours(namespace, tokens):
             num_pages = num_common // self._cache.page_size
@@ -325,4 +327,4 @@ def _is_near(one: float, other: float) -> bool:
 
 
 def _prompt(sequence: Sequence) -> bytes:
-    return sequence.token_ids[: min(sequence.num_prompt_tokens, MAX_KEY_TOKENS)].tobytes()
+    return pack_first(sequence.token_ids, min(sequence.num_prompt_tokens, MAX_KEY_TOKENS))

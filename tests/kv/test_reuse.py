@@ -42,6 +42,7 @@ def test_memory_is_bounded_and_recent_uses_survive(monkeypatch):
     distances = ReuseDistances(page_bytes=4)
     for key in range(1000):
         distances.observe(NS, pack([key]))
+    assert distances.num_first == 1000
     assert len(distances._last_used) <= 128
     distances.observe(NS, pack([999]))
     assert distances.counts[0] == 1
@@ -77,6 +78,8 @@ def test_pages_of_whole_prompts_count_as_if_they_came_one_by_one(monkeypatch, ma
     for _ in range(1000):
         prompt = [rng.choice([0, 0, 1]) for _ in range(rng.randrange(16))]
         distances.observe(NS, pack(prompt))
+        if rng.random() < 0.5:
+            distances._take_in()
         assert list(distances._last_used.values()) == distances._places  # in order of last use
         for stop in range(2, len(prompt) + 1, 2):
             page = tuple(prompt[:stop])
