@@ -1,4 +1,4 @@
-"""Which leaf of the radix tree loses its tail first: a key per policy, smallest first.
+"""Which leaf of the radix tree loses its tail first: a key per policy, smallest first; and what it lost.
 
 Keys grow while a node lives, so the tree's queue may hold stale (too small) keys and correct them when they come up;
 only a demotion makes one smaller. A counter stands for time.
@@ -7,7 +7,9 @@ only a demotion makes one smaller. A counter stands for time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from radixrt.types import Namespace
 
 
 class EvictionFacts(Protocol):
@@ -20,6 +22,21 @@ class EvictionFacts(Protocol):
 
 
 EvictionKey = tuple[int, ...]
+
+
+class Eviction(NamedTuple):
+    """A leaf that lost its tail.
+
+    Attributes:
+        runs: packed tokens from the root to the leaf's former end, node by node: few of them are ever read as one.
+        num_kept_tokens: how many of them are still cached.
+        num_pages: pages that became free.
+    """
+
+    namespace: Namespace
+    runs: tuple[bytes, ...]
+    num_kept_tokens: int
+    num_pages: int
 
 
 def lru(node: EvictionFacts) -> EvictionKey:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from radixrt.kv.eviction import Eviction
 from radixrt.kv.packed import num_common_tokens
-from radixrt.kv.radix import Eviction
 from radixrt.types import Namespace
 
 MAX_RECORDS = 1024

@@ -31,6 +31,7 @@ class RadixNode:
         "created",
         "last_used",
         "num_hits",
+        "num_links",
         "pages",
         "parent",
         "priority",
@@ -46,7 +47,8 @@ class RadixNode:
         self.pages = pages
         self.children: dict[bytes, RadixNode] = {}
         self.child_keys: list[bytes] = []
-        self.version = 0  # grows with every change of its tokens, pages or children
+        self.version = 0  # grows with every change of its tokens or pages
+        self.num_links = 0  # grows with every child that comes or goes
         self.created = created
         self.last_used = created
         self.num_hits = 0

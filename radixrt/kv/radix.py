@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from radixrt.errors import InvariantViolation
-from radixrt.kv.eviction import EvictionFacts, EvictionKey, lru
+from radixrt.kv.eviction import Eviction, EvictionFacts, EvictionKey, lru
 from radixrt.kv.leaves import LeafQueue
 from radixrt.kv.node import RadixNode, WantedGap
 from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, unpack
@@ -47,7 +47,8 @@ class PrefixMatch(NamedTuple):
         pages: whole pages, in order.
         partial_page: a page whose first `num_partial_tokens` slots also match, or None; to be copied from.
         num_tokens: all matching tokens; less than the prompt's length.
-        end, end_version: the nodes where the search ended; see `RadixTree.still_holds`.
+        end, end_version, num_links, key: the nodes where the search ended, their versions, and what was looked for
+            among the children of the first one, which had changed so often; see `RadixTree.renewed`.
     """
 
     namespace: Namespace
@@ -57,21 +58,8 @@ class PrefixMatch(NamedTuple):
     num_tokens: int = 0
     end: tuple[()] | tuple[RadixNode] | tuple[RadixNode, RadixNode] = ()
     end_version: int = 0
-
-
-class Eviction(NamedTuple):
-    """A leaf that lost its tail.
-
-    Attributes:
-        runs: packed tokens from the root to the leaf's former end, node by node: few of them are ever read as one.
-        num_kept_tokens: how many of them are still cached.
-        num_pages: pages that became free.
-    """
-
-    namespace: Namespace
-    runs: tuple[bytes, ...]
-    num_kept_tokens: int
-    num_pages: int
+    num_links: int = 0
+    key: bytes = b""
 
 
 class RadixTree:
@@ -102,8 +90,10 @@ class RadixTree:
         start = 0  # bytes of `tokens` matched so far, whole nodes only
         limit = max_tokens * TOKEN_BYTES
         end: tuple[()] | tuple[RadixNode] | tuple[RadixNode, RadixNode] = ()
+        num_links, key = 0, b""
         while node is not None:
-            child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
+            num_links, key = node.num_links, tokens[start : start + self._page_bytes]
+            child, num_common = self._best_child(node, key)
             if child is None:
                 end = (node,)
                 break
@@ -131,18 +121,28 @@ class RadixTree:
             num_tokens,
             end,
             sum(node.version for node in end),
+            num_links,
+            key,
         )
 
-    def still_holds(self, match: PrefixMatch) -> bool:
-        """Tell whether a lookup would give the same match; False if that is not known.
+    def renewed(self, match: PrefixMatch) -> PrefixMatch | None:
+        """Give a match that a lookup would give again, with what is known of it now; None if that is not known.
 
-        Above the nodes where it ended, the path can be split, and nothing else: they have children.
+        Above the nodes where it ended, the path can be split, and nothing else: they have children. Where children of
+        the first one came or went, the match holds if the best of them is still the same.
         """
         end = match.end
         if not end:
-            return False
-        version = end[0].version if len(end) == 1 else end[0].version + end[1].version
-        return version == match.end_version
+            return None
+        node, child = end[0], end[1] if len(end) == 2 else None
+        if node.version + (child.version if child is not None else 0) != match.end_version:
+            return None
+        if node.num_links == match.num_links:
+            return match
+        is_there = node.parent is not None or self._roots.get(match.namespace) is node
+        if not is_there or self._best_child(node, match.key)[0] is not child:
+            return None
+        return match._replace(num_links=node.num_links)
 
     def _best_child(self, node: RadixNode, key: bytes) -> tuple[RadixNode | None, int]:
         """Give the child that shares most leading tokens with `key` (at most a page), and how many."""
@@ -307,13 +307,13 @@ class RadixTree:
         key = self._key(child)
         parent.children[key] = child
         insort(parent.child_keys, key)
-        parent.version += 1
+        parent.num_links += 1
 
     def _unlink(self, parent: RadixNode, child: RadixNode) -> None:
         key = self._key(child)
         del parent.children[key]
         del parent.child_keys[bisect_left(parent.child_keys, key)]
-        parent.version += 1
+        parent.num_links += 1
 
     # -- evicting ---------------------------------------------------------------------------------------
 

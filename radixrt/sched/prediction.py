@@ -133,7 +133,7 @@ class Peak:
         self._known = {}
 
     def fits(self, own: Demand, num_free_pages: int) -> bool:
-        """Tell whether so many pages, free once it has begun, suffice for another sequence and the others. Cost: O(log n)."""
+        """Tell whether so many pages, free once it has begun, suffice for another sequence and the others. Cost: O(n)."""
         if self._num_more_pages + own.num_more_pages <= num_free_pages:
             return True  # even if nobody ended before all have grown
         known = self._known.get((own, num_free_pages))
@@ -147,14 +147,14 @@ class Peak:
         place = bisect_left(self._demands, own)
         num_more_pages, num_own_pages = own
         at_its_end = (len(self._demands) - place + 1) * num_more_pages - self._ended[place]
-        return max(num_more_pages, self._with_longer[place], at_its_end, self._rest[place] - num_own_pages)
+        before = max(self._with_longer[:place], default=0)
+        behind = max(self._ends[place:], default=0)
+        return max(num_more_pages, before, at_its_end, behind - num_own_pages)
 
     def _prepare(self) -> None:
         num_running = len(self._demands)
         mores, owns = zip(*self._demands, strict=True) if num_running else ((), ())
         self._ended = [0, *accumulate(owns)]
-        # More pages at each end.
-        ends = list(map(sub, map(mul, range(num_running, 0, -1), mores), self._ended))
-        # The peak up to the k-th end when one more grows as long.
-        self._with_longer = [*accumulate(map(add, ends, mores), max, initial=0)]
-        self._rest = [*accumulate(reversed(ends), max, initial=0)][::-1]  # the peak from the k-th end on
+        # More pages at each end, and when one more grows as long.
+        self._ends = list(map(sub, map(mul, range(num_running, 0, -1), mores), self._ended))
+        self._with_longer = list(map(add, self._ends, mores))

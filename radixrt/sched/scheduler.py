@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Collection
 from dataclasses import replace
 
 from radixrt.config import SchedConfig
@@ -30,8 +29,8 @@ from radixrt.sched.plan import (
     make_chunk,
 )
 from radixrt.sched.policy import POLICIES
-from radixrt.sched.prediction import Demand, OutputLengths, Peak, demands_of
 from radixrt.sched.result import take_result, update_of
+from radixrt.sched.room import Room
 from radixrt.sched.sequence import NO_POSITIONS, Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason
@@ -56,10 +55,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.most_skips = 0
-        self.output_lengths = OutputLengths()
+        self.room = Room(cache, self.running)
         self._in_flight = InFlight()
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; finished ones go when they come up
-        self._peak: Peak | None = None  # of those running, while admitting, from when it is first asked for
         self._was_prefill = False  # the last step, under prefill_mode = separate
 
     @property
@@ -178,7 +176,7 @@ class Scheduler:
         The cost of return is what must be computed again: the pages that nobody else keeps.
         """
         younger = [item for item in self.running if item.arrival > sequence.arrival]
-        own_pages = [demand.num_own_pages for demand in self._demands_of(younger)]
+        own_pages = [demand.num_own_pages for demand in self.room.demands_of(younger)]
         costs = [(num_own, -item.arrival, item) for num_own, item in zip(own_pages, younger, strict=True)]
         return min(costs, default=(0, 0, sequence))[2]
 
@@ -225,9 +223,14 @@ class Scheduler:
         if num_left <= 0:
             return
         last_allowed, youngest, num_passed = 1 << 62, -1, 0
+        num_room = self.room.num_pages
         for candidate in self.waiting.in_order():
-            sequence = candidate.sequence
-            lease = self._lease(candidate) if sequence.arrival <= last_allowed else None
+            sequence, lease = candidate.sequence, None
+            is_allowed = sequence.arrival <= last_allowed
+            if candidate.is_urgent or sequence.leader is not None:
+                lease = self._lease(candidate) if is_allowed else None
+            elif is_allowed and candidate.num_pages - candidate.num_cached_pages <= num_room:
+                lease = self._lease(candidate)  # of the others, most have been refused here
             if lease is None:
                 num_passed += 1
                 if num_passed >= MAX_PASSED and self.running:
@@ -236,8 +239,8 @@ class Scheduler:
                     last_allowed = min(last_allowed, sequence.arrival)  # nothing younger may pass it any more
                 continue
             self._start(sequence, lease)
-            if self._peak is not None:
-                self._peak.add(*self._demands_of([sequence]))
+            num_room = self.room.num_pages
+            self.room.began(sequence)
             youngest = max(youngest, sequence.arrival)
             num_tokens = min(
                 sequence.num_pending, num_left, self._max_prefill_tokens(chunks, sequence.num_computed)
@@ -247,7 +250,7 @@ class Scheduler:
             num_left -= num_tokens
             if num_left <= 0 or len(self.running) >= self.config.max_running:
                 break
-        self._peak = None
+        self.room.forget()
         if youngest >= 0:
             self.waiting.count_skips(youngest)
 
@@ -263,39 +266,14 @@ class Scheduler:
             num_shared = min(sequence.num_prompt_tokens - 1, sequence.max_cached_tokens)
             if leader.lease is not None and num_shared > match.num_tokens:
                 shared = leader.lease.pages[: num_shared // self.cache.page_size]
-                if not self._has_room(sequence, shared):
+                if not self.room.holds(sequence, shared):
                     return None
                 return self.cache.fork(
                     leader.lease, num_shared_tokens=num_shared, num_tokens=num_tokens, label=label
                 )
-        if not self._has_room(sequence, match.pages):
+        if not self.room.holds(sequence, match.pages):
             return None
         return self.cache.admit(match, num_tokens=num_tokens, label=label)
-
-    def _demands_of(self, sequences: list[Sequence]) -> list[Demand]:
-        return demands_of(sequences, self.output_lengths, page_size=self.cache.page_size)
-
-    def _has_room(self, sequence: Sequence, shared: Collection[int]) -> bool:
-        """Tell whether the predicted peak fits the pool with one more sequence, which would share these pages.
-
-        One page per running sequence is kept back: needs are rounded to pages, and a prediction is no promise.
-        """
-        if not self.running:
-            return True
-        cache = self.cache
-        num_fresh = cache.num_pages_for(len(sequence.token_ids)) - len(shared)
-        num_free = cache.num_obtainable_pages - len(self.running) - num_fresh
-        if num_free < 0:
-            return False
-        [own] = demands_of(
-            [sequence], self.output_lengths, page_size=cache.page_size, num_own_pages=num_fresh
-        )
-        if num_free < own.num_more_pages:
-            return False
-        if self._peak is None:
-            self._peak = Peak(self._demands_of(self.running))
-        # Most that do not fit would not even fit if all they share were leased already.
-        return self._peak.fits(own, num_free) and self._peak.fits(own, num_free - cache.num_unleased(shared))
 
     def _start(self, sequence: Sequence, lease: PageLease) -> None:
         self.cache.touch(sequence.namespace, sequence.token_ids)
@@ -412,7 +390,7 @@ class Scheduler:
         self._end(sequence)
         sequence.finish_reason = reason
         if reason is not FinishReason.ABORT:
-            self.output_lengths.observe(sequence.request.label, sequence.num_output_tokens)
+            self.room.output_lengths.observe(sequence.request.label, sequence.num_output_tokens)
 
     def fail(self, plan: StepPlan, error: BaseException) -> list[SequenceUpdate]:
         """End all sequences of a step that failed; nothing of the step is published."""

@@ -39,6 +39,7 @@ class Candidate:
         is_urgent: it stands before everything that arrived later.
         match, matched_at: the last lookup, and the tree's version when it was last known to hold.
         queued_key: the key under which it stands in the order, or None.
+        num_pages: that hold its tokens, cached or not.
     """
 
     __slots__ = (
@@ -47,13 +48,15 @@ class Candidate:
         "match",
         "matched_at",
         "num_cached_pages",
+        "num_pages",
         "queued_key",
         "sequence",
         "tokens",
     )
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, *, num_pages: int) -> None:
         self.sequence = sequence
+        self.num_pages = num_pages
         self.tokens = pack_first(sequence.token_ids, min(sequence.max_cached_tokens, MAX_KEY_TOKENS))
         self.num_cached_pages = 0
         self.match: PrefixMatch | None = None
@@ -95,7 +98,7 @@ class WaitingList:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait. Cost: one lookup, O(log n), one comparison per running prefill."""
-        candidate = Candidate(sequence)
+        candidate = Candidate(sequence, num_pages=self._cache.num_pages_for(len(sequence.token_ids)))
         self._candidates[sequence] = candidate
         insort(self._by_arrival, (sequence.arrival, candidate))
         self._sorted.add(sequence.namespace, candidate.tokens, sequence.arrival, candidate)
@@ -123,7 +126,10 @@ class WaitingList:
             del self._urgent[bisect_left(self._urgent, (sequence.arrival,))]
 
     def in_order(self) -> Iterator[Candidate]:
-        """Give candidates in order of admission; those that are still here afterwards keep their place."""
+        """Give candidates in order of admission; those that are still here afterwards keep their place.
+
+        Of those that are not urgent num_cached_pages is true.
+        """
         for _, candidate in list(self._urgent):
             yield candidate
         order, place, tree = self._order, 0, self._cache.tree
@@ -150,7 +156,7 @@ class WaitingList:
         match, tree = candidate.match, self._cache.tree
         if match is not None and candidate.matched_at == tree.version:
             return match
-        if match is None or not tree.still_holds(match):
+        if match is None or (match := tree.renewed(match)) is None:
             sequence = candidate.sequence
             match = self._cache.lookup(
                 sequence.namespace, sequence.token_ids, max_tokens=sequence.max_cached_tokens

@@ -228,7 +228,7 @@ def test_check_finds_a_lost_reference():
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 def test_a_match_that_still_holds_is_what_a_lookup_gives(page_size):
-    num_held = num_outdated = 0
+    num_held = num_renewed = num_outdated = 0
     for seed in range(10):
         rng = random.Random(seed)
         shelf, known = Shelf(200, page_size=page_size), []
@@ -241,11 +241,15 @@ def test_a_match_that_still_holds_is_what_a_lookup_gives(page_size):
             known.append((tokens, shelf.match(tokens)))
             for place, (tokens, match) in enumerate(known):
                 now = shelf.match(tokens)
-                if shelf.tree.still_holds(match):
-                    assert now == match, f"seed {seed}"
+                renewed = shelf.tree.renewed(match)
+                if renewed is not None:
+                    assert now == renewed, f"seed {seed}"
                     num_held += 1
+                    num_renewed += renewed is not match
+                    known[place] = (tokens, renewed)
                 else:
                     num_outdated += 1
                     known[place] = (tokens, now)
     assert num_held > 1000
+    assert num_renewed > 100
     assert num_outdated > 1000

@@ -46,7 +46,7 @@ def test_demands_are_pages_at_the_predicted_end_less_those_there():
     simulation = Simulation(num_pages=300, page_size=4, max_running=6)
     rng = random.Random(1)
     for length in range(20):
-        simulation.scheduler.output_lengths.observe("", length)
+        simulation.scheduler.room.output_lengths.observe("", length)
     for _ in range(12):
         simulation.add(
             [rng.randrange(2) for _ in range(rng.randrange(1, 20))], max_tokens=rng.randrange(1, 25)
@@ -54,9 +54,9 @@ def test_demands_are_pages_at_the_predicted_end_less_those_there():
     while not simulation.scheduler.is_idle:
         scheduler, cache = simulation.scheduler, simulation.cache
         everybody = [*scheduler.running, *scheduler.waiting]
-        found = demands_of(everybody, scheduler.output_lengths, page_size=4, num_own_pages=7)
+        found = demands_of(everybody, scheduler.room.output_lengths, page_size=4, num_own_pages=7)
         for sequence, demand in zip(everybody, found, strict=True):
-            num_outputs = scheduler.output_lengths.predict(
+            num_outputs = scheduler.room.output_lengths.predict(
                 "", num_so_far=sequence.num_output_tokens, max_tokens=sequence.sampling.max_tokens
             )
             num_last = cache.num_pages_for(sequence.num_prompt_tokens + num_outputs)

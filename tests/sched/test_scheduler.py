@@ -11,7 +11,7 @@ from tests.support.simulation import Simulation, output_of
 def learn_short_outputs(simulation):
     """Let the scheduler expect short outputs, so that it admits more than will fit."""
     for _ in range(8):
-        simulation.scheduler.output_lengths.observe("", 1)
+        simulation.scheduler.room.output_lengths.observe("", 1)
 
 
 PROMPT = [0, 1, 1, 0, 1, 0, 0, 1, 1, 1]
