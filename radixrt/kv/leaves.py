@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import EvictionFacts, EvictionKey
@@ -51,8 +51,22 @@ class LeafQueue:
             else:
                 heapq.heappush(self._heap, row)
 
-    def pop(self) -> RadixNode | None:
-        """Take out the first leaf whose last page only the tree holds; None = there is none.
+    def add_all(self, leaves: list[RadixNode]) -> None:
+        """Queue leaves that came up, in this order, as `add` does."""
+        run, key_of, num_queued = self._run, self._key, self._num_queued
+        last = run[-1][0] if run else None
+        for leaf in leaves:
+            leaf.queued_key = key = key_of(leaf)
+            num_queued += 1
+            if last is None or last <= key:
+                run.append((key, num_queued, leaf))
+                last = key
+            else:
+                heapq.heappush(self._heap, (key, num_queued, leaf))
+        self._num_queued = num_queued
+
+    def coming_up(self) -> Iterator[RadixNode]:
+        """Take out one leaf after the other whose last page only the tree holds, in order, up to the last one wanted.
 
         Cost: O(log leaves), and as much for each row out of date and each leaf that is set aside, once.
         """
@@ -72,9 +86,9 @@ class LeafQueue:
             if furthest is None or row > furthest:
                 self._furthest = row
             if refs[leaf.pages[-1]] == 1:
-                return leaf
-            self.set_aside()
-        return None
+                yield leaf
+            else:
+                self.set_aside()
 
     def set_aside(self) -> None:
         """Keep the leaf that came up last out of the queue for as long as others hold its last page."""

@@ -142,7 +142,7 @@ class RadixTree:
         is_there = node.parent is not None or self._roots.get(match.namespace) is node
         if not is_there or self._best_child(node, match.key)[0] is not child:
             return None
-        return match._replace(num_links=node.num_links)
+        return tuple.__new__(PrefixMatch, (*match[:-2], node.num_links, match.key))
 
     def _best_child(self, node: RadixNode, key: bytes) -> tuple[RadixNode | None, int]:
         """Give the child that shares most leading tokens with `key` (at most a page), and how many."""
@@ -329,12 +329,12 @@ class RadixTree:
         self._leaves.recall_single()
         evictions: list[Eviction] = []
         spared: list[RadixNode] = []
-        num_left = self._evict(num_pages, wanted, evictions, spared)
-        if len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
+        num_left = self._evict(num_pages, wanted, evictions, spared) if num_pages > 0 else 0
+        if num_left and len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
             num_left = self._evict(num_left, None, evictions, [])
         for leaf in spared:
             leaf.last_used = self._counter  # being waited for counts as a use: others come up first next time
-            self._leaves.add(leaf)
+        self._leaves.add_all(spared)
         if spared and num_left:
             self._evict(num_left, None, evictions, [])
         return evictions
@@ -346,8 +346,8 @@ class RadixTree:
 
         Leaves of which nothing may go while others are there are put into `spared`.
         """
-        shortened, pop = None, self._leaves.pop
-        while num_pages > 0 and len(spared) < MAX_SPARED and (leaf := pop()) is not None:
+        shortened = None
+        for leaf in self._leaves.coming_up():
             num_kept = 0
             if wanted is not None:
                 known = leaf.wanted
@@ -357,6 +357,8 @@ class RadixTree:
                     num_kept = self._num_wanted_pages(leaf, wanted)
                 if num_kept == len(leaf.pages):
                     spared.append(leaf)
+                    if len(spared) == MAX_SPARED:
+                        break
                     continue
             eviction = self._truncate(leaf, min(num_pages, len(leaf.pages) - num_kept))
             evictions.append(eviction)
@@ -369,6 +371,8 @@ class RadixTree:
                 self._leaves.set_aside()  # others hold what is left of it
             else:
                 shortened = leaf
+            if num_pages == 0 or len(spared) == MAX_SPARED:
+                break
         self._leaves.take_turns()
         if shortened is not None:
             self._leaves.add(shortened)

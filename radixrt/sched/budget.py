@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from operator import attrgetter, sub
+from itertools import compress
+from operator import attrgetter, lt, sub
 
 from radixrt.sched.in_flight import InFlight
 from radixrt.sched.sequence import Sequence
 
 NUM_COMPUTED = attrgetter("num_computed")
+NUM_PROMPT = attrgetter("num_prompt_tokens")
 TOKEN_IDS = attrgetter("token_ids")
 
 # The first position that it could compute now, where those end, and how many of them it may compute.
@@ -34,11 +36,18 @@ def split_tokens(sequences: list[Sequence], max_tokens: int, in_flight: InFlight
     num_left = max_tokens - sum(news)
     if num_left >= 0:
         return shares
+    is_prefill = list(map(lt, starts, map(NUM_PROMPT, sequences)))
+    num_left = max_tokens - sum(news) + sum(compress(news, is_prefill))
+    if num_left >= 0:  # all decodes fit
+        for place in compress(range(len(shares)), is_prefill):
+            sequence, start, stop, num_tokens = shares[place]
+            num_tokens = min(num_tokens, num_left)
+            num_left -= num_tokens
+            shares[place] = sequence, start, stop, num_tokens
+        return shares
     num_left = max_tokens
-    for is_prefill in (False, True):
-        for place, (sequence, start, stop, num_tokens) in enumerate(shares):
-            if is_prefill == (start < sequence.num_prompt_tokens):
-                num_tokens = min(num_tokens, num_left)
-                num_left -= num_tokens
-                shares[place] = sequence, start, stop, num_tokens
+    for place, (sequence, start, stop, num_tokens) in enumerate(shares):
+        num_tokens = 0 if is_prefill[place] else min(num_tokens, num_left)
+        num_left -= num_tokens
+        shares[place] = sequence, start, stop, num_tokens
     return shares

@@ -332,7 +332,7 @@ class Scheduler:
         if len(under_way) < len(counting):  # some ended, were preempted or taken back while the step ran
             counting = [pair for pair in counting if under_way.get(pair[0].sequence) is pair[0]]
         for chunk, chunk_result in counting:
-            sequence, start, num_tokens, _, scored, is_first = chunk
+            sequence, start, num_tokens, _, _, is_first = chunk
             token_id, _, _, _, failure, _, removed_probability = chunk_result
             sequence.num_computed = start + num_tokens
             sequence.num_forwarded += num_tokens
@@ -340,12 +340,10 @@ class Scheduler:
                 token_id is None
                 or start < sequence.num_prompt_tokens
                 or is_first
-                or scored is not NO_POSITIONS
-                or sequence.constraint is not None
+                or not sequence.is_plain
                 or failure is not None
                 or removed_probability is not None
-                or token_id in sequence.eos_ids
-                or token_id in sequence.request.sampling.stop_token_ids
+                or token_id in sequence.end_ids
             ):
                 error = self._advance(chunk, chunk_result)
                 if error is not None:

@@ -41,7 +41,8 @@ class Sequence:
         seed: keys all randomness of the sample together with sample_index and position; another one after an
             answer was taken back.
         leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
-        eos_ids: ids that end the sequence (empty under ignore_eos).
+        eos_ids: ids that end the sequence (empty under ignore_eos); end_ids: these and its own stop tokens.
+        is_plain: neither a grammar nor logprobs: of each of its steps nothing but a token is wanted.
         num_skips: steps in which a later arrival was admitted while this one waited.
         num_prompt_tokens: length of the prompt.
         num_max_total: the longest this sequence can become.
@@ -55,8 +56,10 @@ class Sequence:
     __slots__ = (
         "arrival",
         "constraint",
+        "end_ids",
         "eos_ids",
         "finish_reason",
+        "is_plain",
         "leader",
         "lease",
         "num_cached",
@@ -94,6 +97,11 @@ class Sequence:
         self.leader = leader
         self.constraint = constraint
         self.eos_ids = frozenset() if request.sampling.ignore_eos else eos_ids
+        sampling = request.sampling
+        self.end_ids = (
+            self.eos_ids | set(sampling.stop_token_ids) if sampling.stop_token_ids else self.eos_ids
+        )
+        self.is_plain = constraint is None and sampling.logprobs is None and sampling.prompt_logprobs is None
         self.token_ids = array("i", request.prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_max_total = self.num_prompt_tokens + request.sampling.max_tokens
@@ -195,7 +203,7 @@ class Sequence:
         constraint = self.constraint
         if constraint is not None:
             constraint.decide(self.num_output_tokens)
-        if (token_id in self.eos_ids or token_id in self.request.sampling.stop_token_ids) and self.allows_end:
+        if token_id in self.end_ids and self.allows_end:
             return False
         if constraint is None:
             if logprob is not None:
