@@ -18,17 +18,19 @@ class OriginLog:
         removed: (place, share of the model's probability that the mask took away), where that was measured.
         logprobs: of known tokens by position, the prompt's too, where asked for.
         num_forced: how many tokens were not sampled.
+        num_lost: positions that went through the model and count no more, less those that came from the cache now.
         submitted_at_s: set by the scheduler, by the clock that plan() is given.
         queued_s: from the submission to the step in which the sequence was first admitted; None before it.
     """
 
-    __slots__ = ("logprobs", "num_forced", "queued_s", "removed", "runs", "submitted_at_s")
+    __slots__ = ("logprobs", "num_forced", "num_lost", "queued_s", "removed", "runs", "submitted_at_s")
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int]] = []
         self.removed: list[tuple[int, float]] = []
         self.logprobs: dict[int, TokenLogprob] = {}
         self.num_forced = 0
+        self.num_lost = 0
         self.submitted_at_s = 0.0
         self.queued_s: float | None = None
 

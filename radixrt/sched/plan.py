@@ -50,7 +50,7 @@ def make_chunk(
     """Say what a chunk is wanted for when its sequence has num_total tokens, known or under way. Pure."""
     stop, scored = start + num_tokens, NO_POSITIONS
     wants_sample = stop == num_total and len(sequence.token_ids) < sequence.num_max_total
-    if sequence.is_plain:
+    if sequence.plain_ends is not None:
         return tuple.__new__(Chunk, (sequence, start, num_tokens, wants_sample, scored, is_first))
     if sequence.constraint is not None:
         wants_sample = wants_sample and not sequence.is_complete

@@ -193,6 +193,7 @@ class Scheduler:
         self.cache.demote(sequence.namespace, computed)
         self.running.remove(sequence)
         sequence.status = SequenceStatus.WAITING
+        sequence.origin.num_lost += sequence.num_computed
         sequence.num_computed = 0
 
     def _rewind(self, sequence: Sequence, rewind: Rewind) -> None:
@@ -285,6 +286,7 @@ class Scheduler:
             sequence.origin.queued_s = self.cache.now_s - sequence.origin.submitted_at_s
         sequence.lease = lease
         sequence.num_computed = lease.num_shared_tokens
+        sequence.origin.num_lost -= lease.num_shared_tokens
         sequence.status = SequenceStatus.RUNNING
         if sequence.is_prefilling:
             self.waiting.prefill_began(sequence)
@@ -335,15 +337,15 @@ class Scheduler:
             sequence, start, num_tokens, _, _, is_first = chunk
             token_id, _, _, _, failure, _, removed_probability = chunk_result
             sequence.num_computed = start + num_tokens
-            sequence.num_forwarded += num_tokens
+            ends = sequence.plain_ends
             if (
                 token_id is None
                 or start < sequence.num_prompt_tokens
                 or is_first
-                or not sequence.is_plain
+                or ends is None
                 or failure is not None
                 or removed_probability is not None
-                or token_id in sequence.end_ids
+                or token_id in ends
             ):
                 error = self._advance(chunk, chunk_result)
                 if error is not None:

@@ -41,13 +41,13 @@ class Sequence:
         seed: keys all randomness of the sample together with sample_index and position; another one after an
             answer was taken back.
         leader: the first sample of the same request, whose prompt pages this one forks; None for itself.
-        eos_ids: ids that end the sequence (empty under ignore_eos); end_ids: these and its own stop tokens.
-        is_plain: neither a grammar nor logprobs: of each of its steps nothing but a token is wanted.
+        eos_ids: ids that end the sequence (empty under ignore_eos).
+        plain_ends: these and its stop tokens, if of its steps nothing but tokens is wanted: neither a grammar nor
+            logprobs; else None.
         num_skips: steps in which a later arrival was admitted while this one waited.
         num_prompt_tokens: length of the prompt.
         num_max_total: the longest this sequence can become.
         num_cached: prompt tokens found in pages at the first admission.
-        num_forwarded: positions that went through the model, recomputation after preemption included.
         constraint: the grammar's cursor, owned by this sequence; None without a grammar.
         num_delivered: output tokens already handed out.
         origin: how the output tokens came about.
@@ -56,20 +56,18 @@ class Sequence:
     __slots__ = (
         "arrival",
         "constraint",
-        "end_ids",
         "eos_ids",
         "finish_reason",
-        "is_plain",
         "leader",
         "lease",
         "num_cached",
         "num_computed",
         "num_delivered",
-        "num_forwarded",
         "num_max_total",
         "num_prompt_tokens",
         "num_skips",
         "origin",
+        "plain_ends",
         "request",
         "request_id",
         "sample_index",
@@ -97,11 +95,9 @@ class Sequence:
         self.leader = leader
         self.constraint = constraint
         self.eos_ids = frozenset() if request.sampling.ignore_eos else eos_ids
-        sampling = request.sampling
-        self.end_ids = (
-            self.eos_ids | set(sampling.stop_token_ids) if sampling.stop_token_ids else self.eos_ids
-        )
-        self.is_plain = constraint is None and sampling.logprobs is None and sampling.prompt_logprobs is None
+        sampling, self.plain_ends = request.sampling, None
+        if constraint is None and sampling.logprobs is None and sampling.prompt_logprobs is None:
+            self.plain_ends = self.eos_ids.union(sampling.stop_token_ids)
         self.token_ids = array("i", request.prompt_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_max_total = self.num_prompt_tokens + request.sampling.max_tokens
@@ -110,7 +106,6 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.num_computed = 0
         self.num_cached = 0
-        self.num_forwarded = 0
         self.num_delivered = 0
         self.num_skips = 0
         self.origin = OriginLog()
@@ -132,6 +127,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_forwarded(self) -> int:
+        """Positions that went through the model, recomputation after preemption included."""
+        return self.origin.num_lost + self.num_computed
 
     @property
     def num_forced(self) -> int:
@@ -203,7 +203,7 @@ class Sequence:
         constraint = self.constraint
         if constraint is not None:
             constraint.decide(self.num_output_tokens)
-        if token_id in self.end_ids and self.allows_end:
+        if (token_id in self.eos_ids or token_id in self.request.sampling.stop_token_ids) and self.allows_end:
             return False
         if constraint is None:
             if logprob is not None:

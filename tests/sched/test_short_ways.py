@@ -26,7 +26,6 @@ class GeneralScheduler(Scheduler):
             sequence = chunk.sequence
             if under_way.get(sequence) is chunk:
                 sequence.num_computed = chunk.stop
-                sequence.num_forwarded += chunk.num_tokens
                 counting.append((chunk, chunk_result))
                 self.num_chunks += 1
                 if (error := self._advance(chunk, chunk_result)) is not None:
