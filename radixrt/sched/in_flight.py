@@ -7,13 +7,35 @@ A device may run one step while the next is planned. Then planning goes by where
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from radixrt.errors import InvariantViolation
-from radixrt.sched.plan import SEQUENCE, Chunk
+from radixrt.sched.plan import SEQUENCE, Chunk, ChunkResult
 from radixrt.sched.sequence import Sequence
 
+Pair = tuple[Chunk, ChunkResult]
+
 MAX_STEPS = 2  # one runs, one is planned behind it
+
+
+class _Step:
+    """The chunks of one step. By sequence they are asked for only while it is under way."""
+
+    __slots__ = ("_by_sequence", "chunks")
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+        self._by_sequence: dict[Sequence, Chunk] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether nobody can have taken a chunk out or put one in."""
+        return self._by_sequence is None
+
+    @property
+    def by_sequence(self) -> dict[Sequence, Chunk]:
+        """What of it counts. May be changed."""
+        if self._by_sequence is None:
+            self._by_sequence = dict(zip(map(SEQUENCE, self.chunks), self.chunks, strict=True))
+        return self._by_sequence
 
 
 class InFlight:
@@ -24,12 +46,12 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._steps: list[dict[Sequence, Chunk]] = []
+        self._steps: list[_Step] = []
 
     def add(self, chunks: list[Chunk]) -> None:
         """Take in the chunks of a planned step, if there are any."""
         if chunks:
-            self._steps.append(dict(zip(map(SEQUENCE, chunks), chunks, strict=True)))
+            self._steps.append(_Step(chunks))
 
     def __bool__(self) -> bool:
         """Tell whether anything is under way."""
@@ -37,29 +59,39 @@ class InFlight:
 
     def has(self, chunk: Chunk) -> bool:
         """Tell whether a chunk is under way and counts."""
-        return any(step.get(chunk.sequence) is chunk for step in self._steps)
+        return any(step.by_sequence.get(chunk.sequence) is chunk for step in self._steps)
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Tell whether anything of a sequence is under way."""
-        return bool(self._steps) and any(sequence in step for step in self._steps)
+        return bool(self._steps) and any(sequence in step.by_sequence for step in self._steps)
 
-    def take(self, chunks: Iterable[Chunk]) -> dict[Sequence, Chunk]:
+    def take(self, pairs: list[Pair]) -> list[Pair]:
         """Let go of the oldest step, which is over; give those of its chunks that were not dropped before."""
-        is_there = self._steps and any(self._steps[0].get(chunk.sequence) is chunk for chunk in chunks)
-        return self._steps.pop(0) if is_there else {}
+        if not self._steps or not pairs:
+            return []
+        step = self._steps[0]
+        if step.is_whole:
+            counting = pairs if step.chunks[0] is pairs[0][0] else []
+        else:
+            chunks = step.by_sequence
+            counting = [pair for pair in pairs if chunks.get(pair[0].sequence) is pair[0]]
+        if counting:
+            del self._steps[0]
+        return counting
 
     def replace(self, chunk: Chunk, settled: Chunk) -> bool:
         """Put a chunk of the oldest step in order; False when it was dropped before."""
-        if not self._steps or self._steps[0].get(chunk.sequence) is not chunk:
+        if not self._steps or self._steps[0].by_sequence.get(chunk.sequence) is not chunk:
             return False
-        self._steps[0][chunk.sequence] = settled
+        self._steps[0].by_sequence[chunk.sequence] = settled
         return True
 
     def drop(self, sequence: Sequence) -> None:
         """Let nothing of a sequence count that is under way."""
-        for step in self._steps:
-            step.pop(sequence, None)
-        self._steps = [step for step in self._steps if step]
+        if self._steps:
+            for step in self._steps:
+                step.by_sequence.pop(sequence, None)
+            self._steps = [step for step in self._steps if step.by_sequence]
 
     def is_prefilling(self, sequence: Sequence) -> bool:
         """Tell whether tokens of the prompt are still to be planned."""
@@ -76,7 +108,7 @@ class InFlight:
             return range(planned, num_total)
         num_known = num_total
         for step in self._steps:
-            if (chunk := step.get(sequence)) is not None:
+            if (chunk := step.by_sequence.get(sequence)) is not None:
                 planned = chunk.stop
                 if chunk.wants_sample and planned == num_total:
                     num_total += 1
@@ -86,11 +118,11 @@ class InFlight:
 
     def check(self) -> None:
         """Raise InvariantViolation unless the invariants hold."""
-        if len(self._steps) > MAX_STEPS or not all(self._steps):
+        if len(self._steps) > MAX_STEPS or not all(step.by_sequence for step in self._steps):
             raise InvariantViolation(f"{len(self._steps)} steps are under way")
         starts: dict[Sequence, int] = {}
         for step in self._steps:
-            for sequence, chunk in step.items():
+            for sequence, chunk in step.by_sequence.items():
                 start = starts.get(sequence, sequence.num_computed)
                 if sequence.lease is None or chunk.start != start:
                     raise InvariantViolation(

@@ -65,18 +65,26 @@ class OutputLengths:
         Without MIN_LENGTHS observations of the label, and then of all labels, it is max_tokens: nothing is
         promised that might not be there. Cost: O(log NUM_KEPT_LENGTHS).
         """
+        return _expected(self.like(label), num_so_far, max_tokens)
+
+    def like(self, label: str) -> list[int]:
+        """Give the lengths, in order of size, by which those of a label are predicted; none if there are too few."""
         by_size = self._by_label.get(label, self._all).by_size
         if len(by_size) < MIN_LENGTHS:
             by_size = self._all.by_size
-            if len(by_size) < MIN_LENGTHS:
-                return max_tokens
-        first = bisect_right(by_size, num_so_far)
-        place = PLACES[len(by_size) - first]
-        # Longer than anything seen: expect it to go on as long again.
-        expected = by_size[first + place] if place >= 0 else 2 * num_so_far
-        if expected > max_tokens:
-            expected = max_tokens
-        return expected if expected > num_so_far else num_so_far + 1
+        return by_size if len(by_size) >= MIN_LENGTHS else []
+
+
+def _expected(by_size: list[int], num_so_far: int, max_tokens: int) -> int:
+    if not by_size:
+        return max_tokens
+    first = bisect_right(by_size, num_so_far)
+    place = PLACES[len(by_size) - first]
+    # Longer than anything seen: expect it to go on as long again.
+    expected = by_size[first + place] if place >= 0 else 2 * num_so_far
+    if expected > max_tokens:
+        expected = max_tokens
+    return expected if expected > num_so_far else num_so_far + 1
 
 
 class Demand(NamedTuple):
@@ -99,11 +107,16 @@ def demands_of(
     Args:
         num_own_pages: of those that wait. Those that run are taken to share what they began with, and no more.
     """
-    predict, demands = lengths.predict, []
+    known: dict[str, list[int]] = {}
+    demands = []
     for sequence in sequences:
         request, lease, num_prompt = sequence.request, sequence.lease, sequence.num_prompt_tokens
         num_total, max_tokens = len(sequence.token_ids), request.sampling.max_tokens
-        num_outputs = predict(request.label, num_so_far=num_total - num_prompt, max_tokens=max_tokens)
+        label = request.label
+        by_size = known.get(label)
+        if by_size is None:
+            by_size = known[label] = lengths.like(label)
+        num_outputs = _expected(by_size, num_total - num_prompt, max_tokens)
         # Pages at its end less pages now, both rounded up.
         num_more = -num_total // page_size - -(num_prompt + num_outputs) // page_size
         num_own = num_own_pages if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size

@@ -236,7 +236,7 @@ class Scheduler:
                 num_passed += 1
                 if num_passed >= MAX_PASSED and self.running:
                     break  # while nothing runs, the one that can be admitted must be found
-                if self.waiting.is_urgent(candidate):
+                if candidate.is_urgent:
                     last_allowed = min(last_allowed, sequence.arrival)  # nothing younger may pass it any more
                 continue
             self._start(sequence, lease)
@@ -328,11 +328,8 @@ class Scheduler:
         self, plan: StepPlan, result: StepResult
     ) -> tuple[list[tuple[Chunk, ChunkResult]], dict[Sequence, RadixrtError]]:
         """Commit a step whose sequences have no readers; give what of it counts, and what ended sequences badly."""
-        counting = list(zip(plan.chunks, result.chunks, strict=True))
+        counting = self._in_flight.take(list(zip(plan.chunks, result.chunks, strict=True)))
         errors: dict[Sequence, RadixrtError] = {}
-        under_way = self._in_flight.take(plan.chunks)
-        if len(under_way) < len(counting):  # some ended, were preempted or taken back while the step ran
-            counting = [pair for pair in counting if under_way.get(pair[0].sequence) is pair[0]]
         for chunk, chunk_result in counting:
             sequence, start, num_tokens, _, _, is_first = chunk
             token_id, _, _, _, failure, _, removed_probability = chunk_result

@@ -36,7 +36,7 @@ class Candidate:
         tokens: packed leading tokens, at most MAX_KEY_TOKENS.
         num_cached_pages: whole cached pages; may be too high after an eviction, never too low for long.
         computed_by: the running sequence that is computing more of this one's prefix, or None.
-        is_urgent: it stands before everything that arrived later.
+        is_urgent: it stands before everything that arrived later: nothing of that may pass it any more.
         match, matched_at: the last lookup, and the tree's version when it was last known to hold.
         queued_key: the key under which it stands in the order, or None.
         num_pages: that hold its tokens, cached or not.
@@ -167,10 +167,6 @@ class WaitingList:
     def gap(self, namespace: Namespace, tokens: bytes) -> Gap:
         """Give where a cached path stands among those who wait, and so how much of it they want."""
         return self._sorted.gap(namespace, tokens)
-
-    def is_urgent(self, candidate: Candidate) -> bool:
-        """Tell whether nothing that arrived later may pass it any more."""
-        return candidate.is_urgent
 
     def make_urgent(self, sequence: Sequence) -> None:
         """Let a sequence stand before all that arrived later (it would miss its target)."""

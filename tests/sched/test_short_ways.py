@@ -20,16 +20,13 @@ class GeneralScheduler(Scheduler):
     num_chunks = 0
 
     def take_in(self, plan, result):
-        counting, errors = [], {}
-        under_way = self._in_flight.take(plan.chunks)
-        for chunk, chunk_result in zip(plan.chunks, result.chunks, strict=True):
-            sequence = chunk.sequence
-            if under_way.get(sequence) is chunk:
-                sequence.num_computed = chunk.stop
-                counting.append((chunk, chunk_result))
-                self.num_chunks += 1
-                if (error := self._advance(chunk, chunk_result)) is not None:
-                    errors[sequence] = error
+        errors = {}
+        counting = self._in_flight.take(list(zip(plan.chunks, result.chunks, strict=True)))
+        for chunk, chunk_result in counting:
+            chunk.sequence.num_computed = chunk.stop
+            self.num_chunks += 1
+            if (error := self._advance(chunk, chunk_result)) is not None:
+                errors[chunk.sequence] = error
         return counting, errors
 
 
