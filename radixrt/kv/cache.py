@@ -112,8 +112,6 @@ class PrefixCache:
         self.now_s = 0.0  # told by the scheduler, for scopes and the log
         self._log = EvictionLog()
         self._leases: set[PageLease] = set()
-        self._leased = [0] * num_pages  # by page: leases that hold it
-        self._num_leased_pages = 0  # of these, more than none
 
     # -- questions --------------------------------------------------------------------------------------
 
@@ -128,16 +126,16 @@ class PrefixCache:
     @property
     def num_leased_pages(self) -> int:
         """Distinct pages that live leases hold."""
-        return self._num_leased_pages
+        return self.pool.num_leased
 
     def num_unleased(self, pages: Collection[int]) -> int:
         """Count the pages that no lease holds: admission would turn them from evictable into leased."""
-        return list(map(self._leased.__getitem__, pages)).count(0)
+        return self.pool.num_unleased(pages)
 
     @property
     def num_obtainable_pages(self) -> int:
         """Pages that are free or that only the tree holds."""
-        return self.pool.capacity - self._num_leased_pages
+        return self.pool.capacity - self.pool.num_leased
 
     def lookup(
         self, namespace: Namespace, token_ids: array[int], *, max_tokens: int | None = None
@@ -214,10 +212,10 @@ class PrefixCache:
     ) -> PageLease | None:
         # Retain first: what is shared must not be evicted to make room for the rest.
         held = shared + ([partial_page] if partial_page is not None else [])
-        self._retain(held)
+        self.pool.lease(held)
         fresh = self._obtain(self.num_pages_for(num_tokens) - len(shared), label)
         if fresh is None:
-            self._release(held)
+            self.pool.end_lease(held)
             return None
         copy = None
         if partial_page is not None:
@@ -239,7 +237,7 @@ class PrefixCache:
         """Note that the lease's pending copy was carried out; its source is let go."""
         if lease.pending_copy is not None:
             source, lease.pending_copy = lease.pending_copy.source, None
-            self._release([source])
+            self.pool.end_lease([source])
 
     def release(self, lease: PageLease) -> None:
         """Give up all pages of a lease, once."""
@@ -247,7 +245,7 @@ class PrefixCache:
             raise InvariantViolation("a lease was released twice")
         lease.is_live = False
         self._leases.remove(lease)
-        self._release(lease.held_pages)
+        self.pool.end_lease(lease.held_pages)
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
@@ -307,12 +305,9 @@ class PrefixCache:
             missing = num_pages - self.pool.num_free
             if missing > 0:
                 self._evict(missing, reason="room", label=label)
-            pages = self.pool.allocate(num_pages)
+            pages = self.pool.lease_free(num_pages)
             if pages is None and not self.scopes.break_oldest():
                 return None
-        self._num_leased_pages += num_pages
-        for page in pages:
-            self._leased[page] = 1
         return pages
 
     def _evict(self, num_pages: int, *, reason: str, label: str) -> int:
@@ -323,21 +318,6 @@ class PrefixCache:
         self.counters.num_evicted_pages[reason] += num_freed
         return num_freed
 
-    def _retain(self, pages: list[int]) -> None:
-        # No page stands twice in what one lease holds: counting those without a lease before or after is enough.
-        self.pool.retain(pages)
-        self._num_leased_pages += self.num_unleased(pages)
-        leased = self._leased
-        for page in pages:
-            leased[page] += 1
-
-    def _release(self, pages: list[int]) -> None:
-        self.pool.release(pages)
-        leased = self._leased
-        for page in pages:
-            leased[page] -= 1
-        self._num_leased_pages -= self.num_unleased(pages)
-
     def check(self) -> None:
         """Raise InvariantViolation unless every reference has an owner. Cost: O(pages + nodes)."""
         self.pool.check()
@@ -347,7 +327,7 @@ class PrefixCache:
         for lease in self._leases:
             leased.update(lease.held_pages)
         num_leases = [leased[page] for page in range(self.pool.num_pages)]
-        if num_leases != self._leased or len(leased) != self._num_leased_pages:
+        if num_leases != self.pool.leases or len(leased) != self.pool.num_leased:
             raise InvariantViolation("the count of leased pages differs from the leases")
         owners = leased + self.scopes.owners() + Counter(self.tree.pages())
         for page in range(self.pool.num_pages):

@@ -23,12 +23,15 @@ class PagePool:
     """Own the reference counts and the free list.
 
     Invariants: refs[page] == 0 <=> page is in the free list exactly once; page 0 is padding and belongs
-    to nobody; num_free + pages in use == num_pages - 1.
+    to nobody; num_free + pages in use == num_pages - 1; leases[page] <= refs[page] of these are leases';
+    num_leased == pages with leases[page] > 0.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.refs = [0] * num_pages
+        self.leases = [0] * num_pages
+        self.num_leased = 0
         self._free = list(range(num_pages - 1, PADDING_PAGE, -1))
         self._watched: set[int] = set()
         self._single: list[int] = []  # were watched and have had one owner left since `take_single`
@@ -44,24 +47,75 @@ class PagePool:
 
     def allocate(self, num_pages: int) -> list[int] | None:
         """Take free pages, each with one reference; None when there are too few (nothing is taken)."""
+        pages = self._take(num_pages)
+        for page in pages or ():
+            self.refs[page] = 1
+        return pages
+
+    def lease_free(self, num_pages: int) -> list[int] | None:
+        """Take free pages for a lease, as `allocate` does."""
+        pages = self._take(num_pages)
+        if pages:
+            refs, leases = self.refs, self.leases
+            for page in pages:
+                refs[page] = leases[page] = 1
+            self.num_leased += num_pages
+        return pages
+
+    def _take(self, num_pages: int) -> list[int] | None:
         if num_pages > len(self._free):
             return None
         if num_pages == 0:
             return []
         pages = self._free[-num_pages:][::-1]
         del self._free[-num_pages:]
-        for page in pages:
-            self.refs[page] = 1
         return pages
+
+    def lease(self, pages: Collection[int]) -> None:
+        """Add a lease's reference to pages that are in use."""
+        refs, leases, num_new = self.refs, self.leases, 0
+        for page in pages:
+            num_owners, num_leases = refs[page], leases[page]
+            if num_owners == 0:
+                raise InvariantViolation(f"lease of page {page}, which is free")
+            if num_leases == 0:
+                num_new += 1
+            refs[page] = num_owners + 1
+            leases[page] = num_leases + 1
+        self.num_leased += num_new
+
+    def end_lease(self, pages: Iterable[int]) -> None:
+        """Drop a lease's reference of each page."""
+        refs, leases, watched, num_ended = self.refs, self.leases, self._watched, 0
+        for page in pages:
+            num_left, num_leases = refs[page] - 1, leases[page] - 1
+            if num_leases < 0 or num_left < 0:
+                raise InvariantViolation(f"page {page} has no lease that could end")
+            refs[page] = num_left
+            leases[page] = num_leases
+            if num_leases == 0:
+                num_ended += 1
+            if num_left > 1:
+                continue
+            if num_left == 0:
+                self._free.append(page)
+            elif page in watched:
+                watched.remove(page)
+                self._single.append(page)
+        self.num_leased -= num_ended
+
+    def num_unleased(self, pages: Iterable[int]) -> int:
+        """Count the pages that no lease holds."""
+        return list(map(self.leases.__getitem__, pages)).count(0)
 
     def retain(self, pages: Collection[int]) -> None:
         """Add one reference to pages that are in use."""
         refs = self.refs
-        if 0 in map(refs.__getitem__, pages):
-            page = next(page for page in pages if refs[page] == 0)
-            raise InvariantViolation(f"retain of page {page}, which is free")
         for page in pages:
-            refs[page] += 1
+            num_owners = refs[page]
+            if num_owners == 0:
+                raise InvariantViolation(f"retain of page {page}, which is free")
+            refs[page] = num_owners + 1
 
     def release(self, pages: Iterable[int]) -> int:
         """Drop one reference of each page; give how many became free."""

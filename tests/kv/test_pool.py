@@ -1,3 +1,6 @@
+import random
+from collections import Counter
+
 import pytest
 
 from radixrt.errors import InvariantViolation
@@ -55,3 +58,47 @@ def test_a_watched_page_is_told_of_once_when_one_owner_is_left():
     pool.retain([watched])
     pool.release([watched])
     assert pool.take_single() == []
+
+
+def test_leased_pages_are_counted_once_however_many_hold_them():
+    rng, pool, held, others = random.Random(0), PagePool(12), [], []
+    for _ in range(2000):
+        draw = rng.random()
+        if draw < 0.3 and (pages := pool.lease_free(rng.randrange(1, 4))):
+            held.append(pages)
+        elif draw < 0.5 and held:
+            pages = rng.choice(held)[: rng.randrange(4)]
+            pool.lease(pages)
+            held.append(pages)
+        elif draw < 0.65 and held:
+            others.append(list(rng.choice(held)))
+            pool.retain(others[-1])
+        elif draw < 0.8 and others:
+            pool.release(others.pop(rng.randrange(len(others))))
+        elif held:
+            pool.end_lease(held.pop(rng.randrange(len(held))))
+        leases = Counter(page for pages in held for page in pages)
+        owners = leases + Counter(page for pages in others for page in pages)
+        assert pool.leases == [leases[page] for page in range(12)]
+        assert pool.refs == [owners[page] for page in range(12)]
+        assert pool.num_leased == len(leases)
+        assert pool.num_unleased(range(1, 12)) == 11 - len(leases)
+        pool.check()
+
+
+def test_a_lease_of_a_free_page_or_an_end_too_many_is_refused():
+    pool = PagePool(3)
+    with pytest.raises(InvariantViolation, match="page 1"):
+        pool.lease([1])
+    [page] = pool.allocate(1)
+    with pytest.raises(InvariantViolation, match=f"page {page}"):
+        pool.end_lease([page])
+
+
+def test_the_end_of_a_lease_tells_of_a_watched_page_as_a_release_does():
+    pool = PagePool(3)
+    [page] = pool.lease_free(1)
+    pool.retain([page])
+    pool.watch(page)
+    pool.end_lease([page])
+    assert pool.take_single() == [page]
