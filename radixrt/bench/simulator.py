@@ -256,7 +256,7 @@ class Simulation:
             return 1
         ready = []
         num_left, num_pairs = self.scheduler.config.max_step_tokens, 0
-        for chunk in plan.chunks:
+        for chunk in reversed(plan.chunks):  # a prefill, which ends this, stands last as a rule
             sequence = chunk.sequence
             progress = self._progress[sequence]
             num_total, num_prompt = len(sequence.token_ids), sequence.num_prompt_tokens

@@ -29,12 +29,13 @@ class Eviction(NamedTuple):
 
     Attributes:
         runs: packed tokens from the root to the leaf's former end, node by node: few of them are ever read as one.
-        num_kept_tokens: how many of them are still cached.
+        num_tokens, num_kept_tokens: how many these are, and how many of them are still cached.
         num_pages: pages that became free.
     """
 
     namespace: Namespace
     runs: tuple[bytes, ...]
+    num_tokens: int
     num_kept_tokens: int
     num_pages: int
 

@@ -6,7 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from radixrt.kv.eviction import Eviction
-from radixrt.kv.packed import num_common_tokens
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens
 from radixrt.types import Namespace
 
 MAX_RECORDS = 1024
@@ -18,7 +18,7 @@ class EvictionRecord(NamedTuple):
 
     Attributes:
         runs: packed tokens that were cached before, in pieces.
-        num_kept_tokens: how many of them stayed.
+        num_tokens, num_kept_tokens: how many these were, and how many of them stayed.
         at_s: by the scheduler's clock.
         reason: "room" (another sequence needed pages) or "cleared".
         label: of the request that needed the room.
@@ -26,6 +26,7 @@ class EvictionRecord(NamedTuple):
 
     namespace: Namespace
     runs: tuple[bytes, ...]
+    num_tokens: int
     num_kept_tokens: int
     at_s: float
     reason: str
@@ -37,16 +38,16 @@ class EvictionLog:
 
     def __init__(self) -> None:
         self._records: deque[EvictionRecord] = deque()
-        self._num_bytes = 0
+        self._num_tokens = 0
 
     def add(self, eviction: Eviction, *, at_s: float, reason: str, label: str) -> None:
         """Remember one eviction."""
-        namespace, runs, num_kept_tokens, _ = eviction
-        record = tuple.__new__(EvictionRecord, (namespace, runs, num_kept_tokens, at_s, reason, label))
-        self._records.append(record)
-        self._num_bytes += sum(map(len, runs))
-        while len(self._records) > MAX_RECORDS or self._num_bytes > MAX_RECORD_BYTES:
-            self._num_bytes -= sum(map(len, self._records.popleft().runs))
+        namespace, runs, num_tokens, num_kept_tokens, _ = eviction
+        record = (namespace, runs, num_tokens, num_kept_tokens, at_s, reason, label)
+        self._records.append(tuple.__new__(EvictionRecord, record))
+        self._num_tokens += num_tokens
+        while len(self._records) > MAX_RECORDS or self._num_tokens > MAX_RECORD_BYTES // TOKEN_BYTES:
+            self._num_tokens -= self._records.popleft().num_tokens
 
     def longest(
         self, namespace: Namespace, tokens: bytes, *, min_tokens: int

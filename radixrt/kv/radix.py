@@ -412,8 +412,11 @@ class RadixTree:
         self.pool.free(pages[num_kept:])
         self.num_pages -= num_dropped
         self.version += 1
-        num_kept_tokens = (sum(map(len, runs)) - len(tokens) + num_kept_bytes) // TOKEN_BYTES
-        return tuple.__new__(Eviction, (namespace, runs, num_kept_tokens, num_dropped))
+        num_tokens = sum(map(len, runs)) // TOKEN_BYTES
+        num_lost_tokens = (len(tokens) - num_kept_bytes) // TOKEN_BYTES
+        return tuple.__new__(
+            Eviction, (namespace, runs, num_tokens, num_tokens - num_lost_tokens, num_dropped)
+        )
 
     def _path(self, node: RadixNode) -> tuple[Namespace, tuple[bytes, ...]]:
         """Give a node's namespace and its packed tokens from the root on, a run for every node."""

@@ -101,4 +101,6 @@ class StepTimeModel:
 
 def _bounded(variance: float) -> float:
     """Keep a variance within its first value: loads that never change would let the unseen directions grow for ever."""
-    return max(min(variance, INITIAL_VARIANCE), -INITIAL_VARIANCE)
+    if -INITIAL_VARIANCE <= variance <= INITIAL_VARIANCE:
+        return variance
+    return INITIAL_VARIANCE if variance > 0 else -INITIAL_VARIANCE

@@ -98,9 +98,7 @@ class SortedPrompts(Generic[T]):
         rows = self._rows.get(namespace)
         return self._nowhere if rows is None else self._gaps[namespace][bisect_left(rows, (tokens, -1))]
 
-    def both_ways(self, namespace: Namespace, tokens: bytes) -> Iterator[Iterator[T]]:
-        """Give two walks away from the place of a path: who stands there, sharing less and less of it."""
-        rows = self._rows.get(namespace, [])
-        place = bisect_left(rows, (tokens, -1))
-        for places in (range(place - 1, -1, -1), range(place, len(rows))):
-            yield (rows[at][2] for at in places)
+    def place(self, namespace: Namespace, tokens: bytes) -> tuple[list[tuple[bytes, int, T]], int]:
+        """Give the rows of a namespace and the place of a path among them: away from it, rows share less and less."""
+        rows = self._rows.get(namespace)
+        return (rows, bisect_left(rows, (tokens, -1))) if rows else ([], 0)

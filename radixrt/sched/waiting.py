@@ -290,14 +290,16 @@ class WaitingList:
     def _neighbours(self, namespace: Namespace, tokens: bytes) -> Iterator[tuple[Candidate, int]]:
         """Give those who share a page or more with `tokens` and have less of it cached, nearest first, each side."""
         page_bytes = self._cache.page_size * TOKEN_BYTES
-        for walk in self._sorted.both_ways(namespace, tokens):
-            for candidate in walk:
+        rows, place = self._sorted.place(namespace, tokens)
+        for places in (range(place - 1, -1, -1), range(place, len(rows))):
+            for at in places:
+                prompt, _, candidate = rows[at]
                 # Nearly every walk ends with the first one: that is told without the length of what they share.
                 num_needed = (candidate.num_cached_pages + 1) * page_bytes
                 more = tokens[:num_needed]
-                if len(more) < num_needed or not candidate.tokens.startswith(more):
+                if len(more) < num_needed or not prompt.startswith(more):
                     break
-                yield candidate, num_common_tokens(candidate.tokens, tokens)
+                yield candidate, num_common_tokens(prompt, tokens)
 
     # -- checking ---------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ def test_walks_begin_at_the_nearest_and_go_both_ways():
     view = SortedPrompts()
     for arrival, tokens in enumerate(([1, 1], [1, 3], [1, 5, 5], [2])):
         view.add(DEFAULT_NAMESPACE, pack(tokens), arrival, arrival)
-    down, up = (list(walk) for walk in view.both_ways(DEFAULT_NAMESPACE, pack([1, 5])))
+    rows, place = view.place(DEFAULT_NAMESPACE, pack([1, 5]))
+    down, up = [row[2] for row in rows[:place][::-1]], [row[2] for row in rows[place:]]
     assert down == [1, 0]
     assert up == [2, 3]
