@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import compress
 from operator import attrgetter, lt, sub
 
@@ -16,7 +17,7 @@ TOKEN_IDS = attrgetter("token_ids")
 Share = tuple[Sequence, int, int, int]
 
 
-def split_tokens(sequences: list[Sequence], max_tokens: int, in_flight: InFlight) -> list[Share]:
+def split_tokens(sequences: Iterable[Sequence], max_tokens: int, in_flight: InFlight) -> Iterator[Share]:
     """Share a step's tokens among running sequences, oldest first: decodes come before prefills. Pure.
 
     Every decode gets all of its few tokens before a prefill takes a chunk, so that a long prompt never stops
@@ -26,28 +27,25 @@ def split_tokens(sequences: list[Sequence], max_tokens: int, in_flight: InFlight
         sequences: oldest first.
     Returns: one share per sequence, in this order.
     """
+    sequences = tuple(sequences)
     if in_flight:
         pending = list(map(in_flight.pending, sequences))
         starts, stops = [item.start for item in pending], [item.stop for item in pending]
     else:  # the usual case, without a step of the interpreter per sequence
         starts, stops = list(map(NUM_COMPUTED, sequences)), list(map(len, map(TOKEN_IDS, sequences)))
     news = list(map(sub, stops, starts))
-    shares = list(zip(sequences, starts, stops, news, strict=True))
-    num_left = max_tokens - sum(news)
-    if num_left >= 0:
-        return shares
-    is_prefill = list(map(lt, starts, map(NUM_PROMPT, sequences)))
-    num_left = max_tokens - sum(news) + sum(compress(news, is_prefill))
-    if num_left >= 0:  # all decodes fit
-        for place in compress(range(len(shares)), is_prefill):
-            sequence, start, stop, num_tokens = shares[place]
-            num_tokens = min(num_tokens, num_left)
-            num_left -= num_tokens
-            shares[place] = sequence, start, stop, num_tokens
-        return shares
-    num_left = max_tokens
-    for place, (sequence, start, stop, num_tokens) in enumerate(shares):
-        num_tokens = 0 if is_prefill[place] else min(num_tokens, num_left)
-        num_left -= num_tokens
-        shares[place] = sequence, start, stop, num_tokens
-    return shares
+    num_tokens = sum(news)
+    if num_tokens > max_tokens:
+        is_prefill = list(map(lt, starts, map(NUM_PROMPT, sequences)))
+        num_left = (
+            max_tokens - num_tokens + sum(compress(news, is_prefill))
+        )  # of all, when the decodes are served
+        for place in compress(range(len(news)), is_prefill):
+            news[place] = max(min(news[place], num_left), 0)
+            num_left -= news[place]
+        if num_left < 0:
+            num_left = max_tokens
+            for place, num_tokens in enumerate(news):
+                news[place] = min(num_tokens, num_left)
+                num_left -= news[place]
+    return zip(sequences, starts, stops, news, strict=True)

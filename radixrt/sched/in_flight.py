@@ -7,11 +7,12 @@ A device may run one step while the next is planned. Then planning goes by where
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+from itertools import compress
+
 from radixrt.errors import InvariantViolation
 from radixrt.sched.plan import SEQUENCE, Chunk, ChunkResult
 from radixrt.sched.sequence import Sequence
-
-Pair = tuple[Chunk, ChunkResult]
 
 MAX_STEPS = 2  # one runs, one is planned behind it
 
@@ -65,19 +66,21 @@ class InFlight:
         """Tell whether anything of a sequence is under way."""
         return bool(self._steps) and any(sequence in step.by_sequence for step in self._steps)
 
-    def take(self, pairs: list[Pair]) -> list[Pair]:
+    def take(self, chunks: Seq[Chunk], results: Seq[ChunkResult]) -> tuple[Seq[Chunk], Seq[ChunkResult]]:
         """Let go of the oldest step, which is over; give those of its chunks that were not dropped before."""
-        if not self._steps or not pairs:
-            return []
+        if not self._steps or not chunks:
+            return (), ()
         step = self._steps[0]
         if step.is_whole:
-            counting = pairs if step.chunks[0] is pairs[0][0] else []
+            if step.chunks[0] is not chunks[0]:
+                return (), ()
         else:
-            chunks = step.by_sequence
-            counting = [pair for pair in pairs if chunks.get(pair[0].sequence) is pair[0]]
-        if counting:
+            known = step.by_sequence
+            counts = [known.get(chunk.sequence) is chunk for chunk in chunks]
+            chunks, results = list(compress(chunks, counts)), list(compress(results, counts))
+        if chunks:
             del self._steps[0]
-        return counting
+        return chunks, results
 
     def replace(self, chunk: Chunk, settled: Chunk) -> bool:
         """Put a chunk of the oldest step in order; False when it was dropped before."""

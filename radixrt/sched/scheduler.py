@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from radixrt.config import SchedConfig
@@ -320,17 +321,15 @@ class Scheduler:
 
         Returns: one update per sequence that has something new for its reader.
         """
-        moved, errors = self.take_in(plan, result)
-        updates = [update_of(chunk.sequence, errors.get(chunk.sequence)) for chunk, _ in moved]
+        counting, errors = self.take_in(plan, result)
+        updates = [update_of(chunk.sequence, errors.get(chunk.sequence)) for chunk in counting]
         return [item for item in updates if item.token_ids or item.finish_reason or item.error]
 
-    def take_in(
-        self, plan: StepPlan, result: StepResult
-    ) -> tuple[list[tuple[Chunk, ChunkResult]], dict[Sequence, RadixrtError]]:
+    def take_in(self, plan: StepPlan, result: StepResult) -> tuple[Seq[Chunk], dict[Sequence, RadixrtError]]:
         """Commit a step whose sequences have no readers; give what of it counts, and what ended sequences badly."""
-        counting = self._in_flight.take(list(zip(plan.chunks, result.chunks, strict=True)))
+        counting, results = self._in_flight.take(plan.chunks, result.chunks)
         errors: dict[Sequence, RadixrtError] = {}
-        for chunk, chunk_result in counting:
+        for chunk, chunk_result in zip(counting, results, strict=True):
             sequence, start, num_tokens, _, _, is_first = chunk
             token_id, _, _, _, failure, _, removed_probability = chunk_result
             sequence.num_computed = start + num_tokens

@@ -21,8 +21,8 @@ class GeneralScheduler(Scheduler):
 
     def take_in(self, plan, result):
         errors = {}
-        counting = self._in_flight.take(list(zip(plan.chunks, result.chunks, strict=True)))
-        for chunk, chunk_result in counting:
+        counting, results = self._in_flight.take(plan.chunks, result.chunks)
+        for chunk, chunk_result in zip(counting, results, strict=True):
             chunk.sequence.num_computed = chunk.stop
             self.num_chunks += 1
             if (error := self._advance(chunk, chunk_result)) is not None:
