@@ -162,6 +162,12 @@ class PagePool:
             raise InvariantViolation("a page is twice in the free list")
         if PADDING_PAGE in free or self.refs[PADDING_PAGE] != 0:
             raise InvariantViolation("the padding page is owned or free")
+        if self.num_leased != self.num_pages - self.leases.count(0):
+            raise InvariantViolation(f"{self.num_leased} leased pages counted")
         for page in range(1, self.num_pages):
+            if not 0 <= self.leases[page] <= max(self.refs[page], 0):
+                raise InvariantViolation(
+                    f"page {page}: {self.leases[page]} leases, {self.refs[page]} references"
+                )
             if self.refs[page] < 0 or (self.refs[page] == 0) != (page in free):
                 raise InvariantViolation(f"page {page}: {self.refs[page]} references, free: {page in free}")

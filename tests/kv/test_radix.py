@@ -4,9 +4,10 @@ import pytest
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
-from radixrt.kv.packed import num_common_tokens, pack, unpack
+from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, pack, unpack
 from radixrt.kv.pool import PagePool
 from radixrt.kv.radix import RadixTree
+from radixrt.sched.prompts import SortedPrompts
 from radixrt.types import DEFAULT_NAMESPACE, Namespace
 
 NS = DEFAULT_NAMESPACE
@@ -253,3 +254,43 @@ def test_a_match_that_still_holds_is_what_a_lookup_gives(page_size):
     assert num_held > 1000
     assert num_renewed > 100
     assert num_outdated > 1000
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_is_known_to_be_wanted_of_a_leaf_holds_after_its_cuts(page_size):
+    num_known = num_cuts = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        shelf, view, prompts = Shelf(200, page_size=page_size), SortedPrompts(), []
+        for number in range(80):
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 6 * page_size + 3))]
+            draw = rng.random()
+            if draw < 0.4 and shelf.pool.num_free > 60:
+                shelf.insert(tokens)
+            elif draw < 0.5:
+                prompts.append((pack(tokens), number))
+                view.add(NS, *prompts[-1], number)
+            elif draw < 0.55 and prompts:
+                view.remove(NS, *prompts.pop(rng.randrange(len(prompts))))
+            else:
+                num_cuts += len(shelf.tree.evict(rng.randrange(1, 3), wanted=view))
+            for leaf in shelf.tree.leaves():
+                if leaf.wanted is not None and leaf.wanted[0].is_open and leaf.wanted[1] is leaf.tokens:
+                    namespace, runs = shelf.tree._path(leaf)
+                    num_before = sum(map(len, runs[:-1])) // TOKEN_BYTES
+                    path = b"".join(runs)
+                    num_wanted = view.gap(namespace, path).num_wanted(path, num_before=num_before)
+                    assert leaf.wanted[2] == -(-num_wanted // page_size), f"seed {seed}"
+                    num_known += 1
+    assert num_known > 100
+    assert num_cuts > 100
+
+
+def test_a_match_in_an_emptied_namespace_is_not_renewed():
+    shelf = Shelf(page_size=4)
+    shelf.insert([1, 2, 3, 4])
+    match = shelf.match([5, 6, 7, 8])
+    shelf.evict(1)
+    shelf.insert([5, 6, 7, 8])
+    assert shelf.tree.renewed(match) is None
+    assert shelf.match([5, 6, 7, 8]).num_tokens == 4

@@ -169,3 +169,93 @@ def test_shares_without_steps_under_way_are_all_that_is_pending():
             assert num_tokens == sequence.num_pending
         shares = split_tokens(running, 10, InFlight())
         assert sum(share[3] for share in shares) == min(sum(item.num_pending for item in running), 10)
+
+
+def shared_out(sequences, max_tokens):
+    """Tokens for decodes first, then for prefills, one sequence after the other."""
+    news = {}
+    for is_prefill in (False, True):
+        for item in sequences:
+            if item.is_prefilling == is_prefill:
+                news[item] = min(item.num_pending, max_tokens - sum(news.values()))
+    return [(item, news[item]) for item in sequences]
+
+
+def test_a_full_step_serves_decodes_first():
+    rng = random.Random(1)
+    num_cut = 0
+    for _ in range(300):
+        sequences = [decoding()[1] for _ in range(rng.randrange(1, 6))]
+        for item in sequences:
+            item.num_computed = rng.choice([item.num_total - 1, rng.randrange(item.num_total)])
+        max_tokens = rng.randrange(1, 14)
+        found = [(share[0], share[3]) for share in split_tokens(sequences, max_tokens, InFlight())]
+        assert found == shared_out(sequences, max_tokens)
+        num_cut += sum(item.num_pending for item in sequences) > max_tokens
+    assert num_cut > 50
+
+
+class CountingScheduler(Scheduler):
+    num_looks = 0
+
+    def _lease(self, candidate):
+        self.num_looks += 1
+        return super()._lease(candidate)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_who_is_refused_by_a_count_would_be_refused_anyway(seed):
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 4])
+    options = {
+        "num_pages": rng.choice([24, 34]) // page_size + 2,
+        "page_size": page_size,
+        "prefix_cache": rng.random() < 0.7,
+        "max_step_tokens": rng.choice([8, 40]),
+        "max_skips": rng.choice([2, 64]),
+        "policy": rng.choice(["cache_aware", "fcfs", "longest_prefix"]),
+        "overlap": rng.random() < 0.5,
+    }
+    short, general = Simulation(**options), Simulation(**options)
+    for side in (short, general):
+        side.scheduler.__class__ = CountingScheduler
+    for _ in range(200):
+        if rng.random() < 0.4 and len(short.scheduler.waiting) < 12:
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 13))]
+            sampling = {"max_tokens": rng.randrange(1, 10)}
+            leaders = [None, None]
+            for sample_index in range(rng.choice([1, 1, 1, 2])):
+                for place, side in enumerate((short, general)):
+                    leader = leaders[place]
+                    added = side.add(prompt, leader=leader, sample_index=sample_index, **sampling)
+                    leaders[place] = leader or added
+        else:
+            for candidate in general.scheduler.waiting._candidates.values():
+                candidate.num_pages = 0  # never refused by a count
+            for side in (short, general):
+                side.step()
+            chunks = [
+                [(item.sequence.arrival, *item[1:]) for item in side.plans[-1].chunks]
+                for side in (short, general)
+            ]
+            assert chunks[0] == chunks[1]
+            assert state(short) == state(general)
+        short.scheduler.check()
+    assert short.scheduler.num_looks < general.scheduler.num_looks
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_forwarded_positions_are_those_of_all_steps(seed):
+    rng, sequences = random.Random(seed), []
+    simulation = Simulation(num_pages=20, page_size=4, max_step_tokens=9)
+    for _ in range(120):
+        draw = rng.random()
+        if draw < 0.3 and len(simulation.scheduler.waiting) < 5:
+            prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
+            sequences.append(simulation.add(prompt, max_tokens=rng.randrange(1, 12)))
+        elif draw < 0.4 and simulation.scheduler.running:
+            simulation.scheduler._preempt(rng.choice(simulation.scheduler.running))
+        else:
+            simulation.step()
+        assert sum(item.num_forwarded for item in sequences) == simulation.num_computed_tokens
+    assert simulation.scheduler.num_preemptions > 2
