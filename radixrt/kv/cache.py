@@ -245,7 +245,9 @@ class PrefixCache:
             raise InvariantViolation("a lease was released twice")
         lease.is_live = False
         self._leases.remove(lease)
-        self.pool.end_lease(lease.held_pages)
+        self.pool.end_lease(lease.pages)
+        if lease.pending_copy is not None:
+            self.pool.end_lease([lease.pending_copy.source])
 
     # -- prefixes ---------------------------------------------------------------------------------------
 
@@ -275,7 +277,7 @@ class PrefixCache:
         if not self.is_enabled or not num_tokens:
             return b""
         tokens = pack_first(token_ids, num_tokens)
-        self.tree.insert(namespace, tokens, lease.pages[: self.num_pages_for(num_tokens)], priority=priority)
+        self.tree.insert(namespace, tokens, lease.pages, priority=priority)
         return tokens
 
     def demote(self, namespace: Namespace, token_ids: array[int]) -> None:

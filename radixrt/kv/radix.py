@@ -200,7 +200,8 @@ class RadixTree:
 
         Args:
             tokens: packed; their KV is computed.
-            pages: ceil(num_tokens / page_size) pages; each newly named one gets a reference.
+            pages: ceil(num_tokens / page_size) pages or more, the first ones count; each newly named one gets a
+                reference.
             priority: every node on the path has at least this one; only the `priority` policy reads it.
         Changes: tree and references. Pages for tokens that the tree holds already are left alone.
         """
@@ -215,7 +216,8 @@ class RadixTree:
             num_left = (len(tokens) - start) // TOKEN_BYTES
             child, num_common = self._best_child(node, tokens[start : start + self._page_bytes])
             if child is None or not self._shares_key(child, num_left, num_common):
-                self._add_leaf(node, tokens[start:], pages[start // self._page_bytes :], priority=priority)
+                rest = pages[start // self._page_bytes : -(-len(tokens) // self._page_bytes)]
+                self._add_leaf(node, tokens[start:], rest, priority=priority)
                 return
             self._use(child)
             child.priority = max(child.priority, priority)
@@ -228,7 +230,9 @@ class RadixTree:
                 node, start = child, start + len(child.tokens)
                 continue
             if num_common == child.num_tokens:
-                self._extend_leaf(child, tokens[start:], pages[start // self._page_bytes :])
+                num_before = (start + len(child.tokens)) // self._page_bytes
+                added = pages[num_before : -(-len(tokens) // self._page_bytes)]
+                self._extend_leaf(child, tokens[start:], added)
                 return
             if num_common == num_left:
                 return  # the tree already holds all of it
@@ -263,12 +267,11 @@ class RadixTree:
         self.num_pages += len(pages)
         self._leaves.add(leaf)
 
-    def _extend_leaf(self, leaf: RadixNode, tokens: bytes, pages: list[int]) -> None:
-        """Replace a leaf's partly filled last page, if any, and go on with `pages`."""
+    def _extend_leaf(self, leaf: RadixNode, tokens: bytes, added: list[int]) -> None:
+        """Replace a leaf's partly filled last page, if any, and go on with the pages `added`."""
         if len(tokens) <= len(leaf.tokens):
             return
         num_kept = leaf.num_tokens // self.page_size
-        added = pages[num_kept:]
         self.pool.retain(added)
         dropped = leaf.pages[num_kept:]
         parent, has_same_key = leaf.parent, num_kept > 0
@@ -404,12 +407,13 @@ class RadixTree:
             self._unlink(leaf.parent, leaf)
         num_kept_bytes = num_kept * self._page_bytes
         leaf.version += 1
-        leaf.pages = pages[:num_kept]
+        dropped = pages[num_kept:]
+        del pages[num_kept:]  # the list is the leaf's own; a copy would touch every page that stays
         leaf.tokens = tokens[:num_kept_bytes]
         wanted = leaf.wanted
         if wanted is not None and wanted[1] is tokens and wanted[2] <= num_kept:
             leaf.wanted = (wanted[0], leaf.tokens, wanted[2])  # nobody waits for what was cut off
-        self.pool.free(pages[num_kept:])
+        self.pool.free(dropped)
         self.num_pages -= num_dropped
         self.version += 1
         num_tokens = sum(map(len, runs)) // TOKEN_BYTES
