@@ -47,28 +47,25 @@ class PagePool:
 
     def allocate(self, num_pages: int) -> list[int] | None:
         """Take free pages, each with one reference; None when there are too few (nothing is taken)."""
-        pages = self._take(num_pages)
-        for page in pages or ():
-            self.refs[page] = 1
-        return pages
-
-    def lease_free(self, num_pages: int) -> list[int] | None:
-        """Take free pages for a lease, as `allocate` does."""
-        pages = self._take(num_pages)
-        if pages:
-            refs, leases = self.refs, self.leases
-            for page in pages:
-                refs[page] = leases[page] = 1
-            self.num_leased += num_pages
-        return pages
-
-    def _take(self, num_pages: int) -> list[int] | None:
         if num_pages > len(self._free):
             return None
         if num_pages == 0:
             return []
         pages = self._free[-num_pages:][::-1]
         del self._free[-num_pages:]
+        refs = self.refs
+        for page in pages:
+            refs[page] = 1
+        return pages
+
+    def lease_free(self, num_pages: int) -> list[int] | None:
+        """Take free pages for a lease, as `allocate` does."""
+        pages = self.allocate(num_pages)
+        if pages:
+            leases = self.leases
+            for page in pages:
+                leases[page] = 1
+            self.num_leased += num_pages
         return pages
 
     def lease(self, pages: Collection[int]) -> None:

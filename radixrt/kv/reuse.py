@@ -58,7 +58,8 @@ class ReuseDistances:
     def observe(self, namespace: Namespace, tokens: bytes) -> None:
         """Note a use of all whole pages of a prompt.
 
-        Cost, a little later: O(tokens) in numpy, O(log MAX_TRACKED) and a move of up to 2 * MAX_TRACKED pointers per sampled page.
+        Cost, a little later: O(tokens) in numpy, and O(log MAX_TRACKED) and a move of up to 2 * MAX_TRACKED pointers
+        per sampled page that was used before.
         """
         self._pending.append((namespace, tokens))
         self._num_pending_bytes += len(tokens)

@@ -37,9 +37,7 @@ def split_tokens(sequences: Iterable[Sequence], max_tokens: int, in_flight: InFl
     num_tokens = sum(news)
     if num_tokens > max_tokens:
         is_prefill = list(map(lt, starts, map(NUM_PROMPT, sequences)))
-        num_left = (
-            max_tokens - num_tokens + sum(compress(news, is_prefill))
-        )  # of all, when the decodes are served
+        num_left = max_tokens - num_tokens + sum(compress(news, is_prefill))  # what the decodes leave
         for place in compress(range(len(news)), is_prefill):
             news[place] = max(min(news[place], num_left), 0)
             num_left -= news[place]
