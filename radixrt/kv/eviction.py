@@ -28,8 +28,8 @@ class Eviction(NamedTuple):
     """A leaf that lost its tail.
 
     Attributes:
-        runs: packed tokens from the root to the leaf's former end, node by node: few of them are ever read as one.
-        num_tokens, num_kept_tokens: how many these are, and how many of them are still cached.
+        runs: packed tokens from the root to where the leaf once ended, in pieces: few of them are ever read as one.
+        num_tokens, num_kept_tokens: how many of them were still cached, and how many are now.
         num_pages: pages that became free.
     """
 

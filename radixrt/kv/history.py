@@ -17,8 +17,8 @@ class EvictionRecord(NamedTuple):
     """A prefix that lost its tail.
 
     Attributes:
-        runs: packed tokens that were cached before, in pieces.
-        num_tokens, num_kept_tokens: how many these were, and how many of them stayed.
+        runs: packed tokens, in pieces.
+        num_tokens, num_kept_tokens: how many of them were cached before, and how many stayed.
         at_s: by the scheduler's clock.
         reason: "room" (another sequence needed pages) or "cleared".
         label: of the request that needed the room.
@@ -61,7 +61,7 @@ class EvictionLog:
         best, found = min_tokens, None
         for record in self._records:
             if record.namespace == namespace:
-                num_common = num_common_tokens(b"".join(record.runs), tokens)
+                num_common = min(num_common_tokens(b"".join(record.runs), tokens), record.num_tokens)
                 if num_common > max(best, record.num_kept_tokens):
                     best, found = num_common, record
         return best, found

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from radixrt.kv.eviction import EvictionKey
 from radixrt.kv.packed import TOKEN_BYTES
+from radixrt.types import Namespace
 
 
 class WantedGap(Protocol):
@@ -37,6 +38,7 @@ class RadixNode:
         "priority",
         "queued_key",
         "tokens",
+        "uncut",
         "version",
         "wanted",
     )
@@ -54,6 +56,8 @@ class RadixNode:
         self.num_hits = 0
         self.priority = 0
         self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
+        # Its path when it was first cut, if it has only been cut since: namespace, runs of tokens; how many are left.
+        self.uncut: tuple[Namespace, tuple[bytes, ...], int, bytes] | None = None  # holds for these tokens
         self.wanted: tuple[WantedGap, bytes, int] | None = None  # pages in demand; holds for these tokens
 
     @property

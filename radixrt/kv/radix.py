@@ -401,7 +401,11 @@ class RadixTree:
             if owners.count(1) < num_dropped:
                 num_dropped = next(place for place, num_owners in enumerate(owners) if num_owners > 1)
         num_kept = len(pages) - num_dropped
-        namespace, runs = self._path(leaf)
+        if leaf.uncut is not None and leaf.uncut[3] is tokens:
+            namespace, runs, num_tokens, _ = leaf.uncut
+        else:
+            namespace, runs = self._path(leaf)
+            num_tokens = sum(map(len, runs)) // TOKEN_BYTES
         if num_kept == 0:
             assert leaf.parent is not None
             self._unlink(leaf.parent, leaf)
@@ -416,11 +420,9 @@ class RadixTree:
         self.pool.free(dropped)
         self.num_pages -= num_dropped
         self.version += 1
-        num_tokens = sum(map(len, runs)) // TOKEN_BYTES
-        num_lost_tokens = (len(tokens) - num_kept_bytes) // TOKEN_BYTES
-        return tuple.__new__(
-            Eviction, (namespace, runs, num_tokens, num_tokens - num_lost_tokens, num_dropped)
-        )
+        num_kept_tokens = num_tokens - (len(tokens) - num_kept_bytes) // TOKEN_BYTES
+        leaf.uncut = (namespace, runs, num_kept_tokens, leaf.tokens)
+        return tuple.__new__(Eviction, (namespace, runs, num_tokens, num_kept_tokens, num_dropped))
 
     def _path(self, node: RadixNode) -> tuple[Namespace, tuple[bytes, ...]]:
         """Give a node's namespace and its packed tokens from the root on, a run for every node."""

@@ -4,6 +4,7 @@ import pytest
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
+from radixrt.kv.history import EvictionLog
 from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, pack, unpack
 from radixrt.kv.pool import PagePool
 from radixrt.kv.radix import RadixTree
@@ -294,3 +295,37 @@ def test_a_match_in_an_emptied_namespace_is_not_renewed():
     shelf.insert([5, 6, 7, 8])
     assert shelf.tree.renewed(match) is None
     assert shelf.match([5, 6, 7, 8]).num_tokens == 4
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_an_eviction_names_what_was_cached_before_it(page_size):
+    num_again = 0
+    for seed in range(10):
+        rng = random.Random(seed)
+        shelf = Shelf(200, page_size=page_size)
+        for _ in range(100):
+            tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 6 * page_size + 3))]
+            if rng.random() < 0.4 and shelf.pool.num_free > 60:
+                shelf.insert(tokens)
+                continue
+            before = {shelf.tree._path(leaf) for leaf in shelf.tree.leaves()}
+            paths = {(namespace, b"".join(runs)) for namespace, runs in before}
+            found = shelf.tree.evict(1)
+            after = {shelf.tree._path(leaf) for leaf in shelf.tree.leaves()}
+            for eviction in found:
+                path = b"".join(eviction.runs)
+                assert (eviction.namespace, path[: eviction.num_tokens * TOKEN_BYTES]) in paths
+                kept = path[: eviction.num_kept_tokens * TOKEN_BYTES]
+                assert not kept or any(b"".join(runs).startswith(kept) for _, runs in after)
+                assert eviction.num_kept_tokens < eviction.num_tokens
+                num_again += len(path) > eviction.num_tokens * TOKEN_BYTES
+    assert num_again > 50
+
+
+def test_what_was_cut_off_before_does_not_count_for_a_later_eviction():
+    shelf, log = Shelf(page_size=1), EvictionLog()
+    shelf.insert([1, 2, 3, 4])
+    for _ in range(2):
+        [eviction] = shelf.tree.evict(1)
+    log.add(eviction, at_s=0.0, reason="room", label="")  # the first one is forgotten
+    assert log.longest(NS, pack([1, 2, 3, 4, 5]), min_tokens=0)[0] == 3
