@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import accumulate
-from operator import add, mul, sub
+from operator import add, attrgetter, mul, sub
 from typing import NamedTuple
 
 from radixrt.sched.sequence import Sequence
@@ -99,6 +99,9 @@ class Demand(NamedTuple):
     num_own_pages: int
 
 
+NUM_MORE_PAGES = attrgetter("num_more_pages")
+
+
 def demands_of(
     sequences: Iterable[Sequence], lengths: OutputLengths, *, page_size: int, num_own_pages: int = 0
 ) -> list[Demand]:
@@ -133,14 +136,14 @@ class Peak:
     """
 
     def __init__(self, demands: Iterable[Demand]) -> None:
-        self._demands = sorted(demands)
-        self._num_more_pages = sum(demand.num_more_pages for demand in self._demands)
+        self._demands = list(demands)  # sorted when it is needed
+        self._num_more_pages = sum(map(NUM_MORE_PAGES, self._demands))
         self._ended: list[int] = []  # own pages of the first k; empty until it is needed
         self._known: dict[tuple[Demand, int], bool] = {}  # many who wait have the same needs
 
     def add(self, demand: Demand) -> None:
-        """Take in one more that has begun. Cost: O(n)."""
-        insort(self._demands, demand)
+        """Take in one more that has begun."""
+        self._demands.append(demand)
         self._num_more_pages += demand.num_more_pages
         self._ended = []
         self._known = {}
@@ -165,6 +168,7 @@ class Peak:
         return max(num_more_pages, before, at_its_end, behind - num_own_pages)
 
     def _prepare(self) -> None:
+        self._demands.sort()
         num_running = len(self._demands)
         mores, owns = zip(*self._demands, strict=True) if num_running else ((), ())
         self._ended = [0, *accumulate(owns)]
