@@ -38,7 +38,6 @@ class RadixNode:
         "priority",
         "queued_key",
         "tokens",
-        "uncut",
         "version",
         "wanted",
     )
@@ -56,8 +55,6 @@ class RadixNode:
         self.num_hits = 0
         self.priority = 0
         self.queued_key: EvictionKey | None = None  # under which it stands in the eviction queue
-        # Its path when it was first cut, if it has only been cut since: namespace, runs of tokens; how many are left.
-        self.uncut: tuple[Namespace, tuple[bytes, ...], int, bytes] | None = None  # holds for these tokens
         self.wanted: tuple[WantedGap, bytes, int] | None = None  # pages in demand; holds for these tokens
 
     @property
@@ -68,3 +65,8 @@ class RadixNode:
     def is_leaf(self) -> bool:
         """Tell whether it is a node of the tree that has no children; no root is a leaf."""
         return not self.children and self.parent is not None
+
+
+# The leaf that was cut last, its tokens since, and the namespace and the runs of its path before the first of the cuts that
+# followed one another, and how many tokens of that are left: such cuts share one path.
+LastCut = tuple[RadixNode | None, bytes, Namespace, tuple[bytes, ...], int]

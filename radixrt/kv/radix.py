@@ -24,10 +24,10 @@ from typing import NamedTuple, Protocol
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import Eviction, EvictionFacts, EvictionKey, lru
 from radixrt.kv.leaves import LeafQueue
-from radixrt.kv.node import RadixNode, WantedGap
+from radixrt.kv.node import LastCut, RadixNode, WantedGap
 from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, unpack
 from radixrt.kv.pool import PagePool
-from radixrt.types import Namespace
+from radixrt.types import DEFAULT_NAMESPACE, Namespace
 
 MAX_SPARED = 64  # wanted leaves that one eviction looks at before it takes what comes
 
@@ -80,6 +80,7 @@ class RadixTree:
         self._roots: dict[Namespace, RadixNode] = {}
         self._namespaces: dict[RadixNode, Namespace] = {}  # of the roots
         self._leaves = LeafQueue(pool, eviction_key)
+        self._last_cut: LastCut = (None, b"", DEFAULT_NAMESPACE, (), 0)
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -97,7 +98,8 @@ class RadixTree:
             if child is None:
                 end = (node,)
                 break
-            if tokens.startswith(child.tokens, start):
+            is_whole = tokens.startswith(child.tokens, start)
+            if is_whole:
                 pages += child.pages
                 start += len(child.tokens)
             else:
@@ -105,9 +107,7 @@ class RadixTree:
                     num_common = num_common_tokens(child.tokens, tokens[start : start + len(child.tokens)])
                 pages += child.pages[: -(-num_common // self.page_size)]
                 start += num_common * TOKEN_BYTES
-                end = (node, child)
-                break
-            if start >= limit:
+            if not is_whole or start >= limit:
                 end = (node, child)
                 break
             node = child
@@ -401,9 +401,8 @@ class RadixTree:
             if owners.count(1) < num_dropped:
                 num_dropped = next(place for place, num_owners in enumerate(owners) if num_owners > 1)
         num_kept = len(pages) - num_dropped
-        if leaf.uncut is not None and leaf.uncut[3] is tokens:
-            namespace, runs, num_tokens, _ = leaf.uncut
-        else:
+        last, last_tokens, namespace, runs, num_tokens = self._last_cut
+        if last is not leaf or last_tokens is not tokens:
             namespace, runs = self._path(leaf)
             num_tokens = sum(map(len, runs)) // TOKEN_BYTES
         if num_kept == 0:
@@ -421,7 +420,7 @@ class RadixTree:
         self.num_pages -= num_dropped
         self.version += 1
         num_kept_tokens = num_tokens - (len(tokens) - num_kept_bytes) // TOKEN_BYTES
-        leaf.uncut = (namespace, runs, num_kept_tokens, leaf.tokens)
+        self._last_cut = (leaf, leaf.tokens, namespace, runs, num_kept_tokens)
         return tuple.__new__(Eviction, (namespace, runs, num_tokens, num_kept_tokens, num_dropped))
 
     def _path(self, node: RadixNode) -> tuple[Namespace, tuple[bytes, ...]]:
