@@ -258,6 +258,8 @@ class Simulation:
         num_left, num_pairs = self.scheduler.config.max_step_tokens, 0
         for chunk in reversed(plan.chunks):  # a prefill, which ends this, stands last as a rule
             sequence = chunk.sequence
+            if sequence.finish_reason is not None:
+                return 1  # and so another one runs that had no chunk
             progress = self._progress[sequence]
             num_total, num_prompt = len(sequence.token_ids), sequence.num_prompt_tokens
             if chunk.start < num_prompt or sequence.num_computed != num_total - 1:

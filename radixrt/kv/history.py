@@ -61,7 +61,22 @@ class EvictionLog:
         best, found = min_tokens, None
         for record in self._records:
             if record.namespace == namespace:
-                num_common = min(num_common_tokens(b"".join(record.runs), tokens), record.num_tokens)
+                num_common = _num_common(record, tokens)
                 if num_common > max(best, record.num_kept_tokens):
                     best, found = num_common, record
         return best, found
+
+
+def _num_common(record: EvictionRecord, tokens: bytes) -> int:
+    """Give how many leading tokens of a record `tokens` share. Joins nothing: its pieces may go far beyond it."""
+    start, limit = 0, record.num_tokens * TOKEN_BYTES
+    for run in record.runs:
+        stop = start + len(run)
+        if stop > limit:
+            run, stop = run[: limit - start], limit
+        if not tokens.startswith(run, start):
+            return start // TOKEN_BYTES + num_common_tokens(run, tokens[start:stop])
+        start = stop
+        if start == limit:
+            break
+    return start // TOKEN_BYTES

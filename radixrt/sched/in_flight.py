@@ -67,7 +67,13 @@ class InFlight:
         return bool(self._steps) and any(sequence in step.by_sequence for step in self._steps)
 
     def take(self, chunks: Seq[Chunk], results: Seq[ChunkResult]) -> tuple[Seq[Chunk], Seq[ChunkResult]]:
-        """Let go of the oldest step, which is over; give those of its chunks that were not dropped before."""
+        """Let go of the oldest step, which is over; give those of its chunks that were not dropped before.
+
+        Raises:
+            InvariantViolation: there is not one result for each chunk; nothing is changed.
+        """
+        if len(results) != len(chunks):
+            raise InvariantViolation(f"a step of {len(chunks)} chunks gave {len(results)} results")
         if not self._steps or not chunks:
             return (), ()
         step = self._steps[0]

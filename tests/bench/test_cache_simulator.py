@@ -68,6 +68,18 @@ def test_merged_steps_give_the_same_times(name):
         assert left.num_cached == right.num_cached
 
 
+@pytest.mark.parametrize(
+    "options", [{"prefill_mode": "separate"}, {"tpot_ms": 5.0, "max_step_tokens": 64}], ids=str
+)
+@pytest.mark.parametrize("name", SMALL)
+def test_steps_that_leave_out_some_who_run_are_merged_rightly(name, options):
+    """One may end while another, which had no chunk, goes on."""
+    simulation, replay = simulate(SMALL[name], **options)
+    assert len(replay.records) == len(SMALL[name].requests)
+    assert replay.num_plans < replay.num_steps
+    simulation.scheduler.check()
+
+
 def test_a_lone_request_takes_the_time_of_its_steps():
     machine = Machine("made", fixed_s=1.0, per_token_s=0.1, per_pair_s=0.001, pool_tokens=100, text="")
     request = SimRequest(2.0, array("i", range(10)), array("i", [20, 21]))

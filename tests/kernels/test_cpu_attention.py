@@ -110,6 +110,28 @@ def test_bfloat16_is_as_near_to_float64_as_the_reference(attention, heads, head_
     assert error < 1.1 * their_error
 
 
+@pytest.mark.parametrize("lead", [0.0, 2.0, 5.0, 7.5, 9.0])  # in powers of two
+def test_bfloat16_is_as_near_to_float64_where_one_key_leads(attention, lead):
+    """As in heads that copy: a key of a later block has by far the largest weight, which must not be rounded."""
+    generator, length, scale = torch.Generator().manual_seed(0), 320, 64**-0.5
+    counts = [(1, length)] * 16
+    case = Case(counts, page_size=16, heads=(2, 1), head_dim=64, dtype=torch.bfloat16)
+    for b in range(len(counts)):
+        pages = case.page_table[b, : length // 16].long()
+        keys = case.kv_layer[pages, 0].flatten(0, 1).double()  # [length, G, D]
+        q = case.q[b].double()  # [G, D]: a head of queries for each of keys
+        scores = (keys * q).sum(-1) * scale
+        wanted = torch.randn(length, 2, generator=generator, dtype=torch.float64) / math.log2(math.e)
+        wanted[200] = wanted[:64].amax(0) + lead / math.log2(math.e)
+        keys += ((wanted - scores) / scale)[..., None] * q / (q * q).sum(-1, keepdim=True)
+        case.kv_layer[pages, 0] = keys.to(torch.bfloat16).view(len(pages), 16, 2, 64)
+    found, theirs = case.run(attention).double(), case.run(paged_attention).double()
+    case.kv_layer, case.q = case.kv_layer.double(), case.q.double()
+    expected = case.run(paged_attention)
+    error, their_error = ((x - expected).square().mean().sqrt() for x in (found, theirs))
+    assert error < 1.1 * their_error
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "head_dim"), [((2, 3), 64), ((3, 1), 48), ((1, 4), 96)])
 def test_company_changes_no_bit(attention, dtype, heads, head_dim):
@@ -265,5 +287,18 @@ def test_bad_arguments_are_refused(attention):
     with pytest.raises(ValueError, match="1 <= new tokens <= context"):
         case.run(attention)
     case.counts, case.q = [(1, 9)], case.q.double()
-    with pytest.raises(ValueError, match="kv_layer must be"):
+    with pytest.raises(ValueError, match="kv must be pages of contiguous"):
         case.run(attention)
+
+
+def test_what_would_lead_outside_the_pages_is_refused(attention):
+    case = Case([(1, 9)], page_size=4)
+    with pytest.raises(ValueError, match="sliding_window must be at least 1, got -3"):
+        case.run(attention, sliding_window=-3)
+    whole = case.kv_layer
+    for part in (whole[:, :1], whole[:0], whole[..., :0, :], whole[..., :0]):
+        case.kv_layer = part
+        with pytest.raises(ValueError, match="kv must be"):
+            case.run(attention)
+    with pytest.raises(ValueError, match="num_threads must be at least 1, got 0"):
+        CpuAttention(attention.library, num_threads=0)

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from radixrt.errors import InvariantViolation
-from radixrt.kv.eviction import POLICIES
+from radixrt.kv.eviction import POLICIES, Eviction
 from radixrt.kv.history import EvictionLog
 from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, pack, unpack
 from radixrt.kv.pool import PagePool
@@ -329,3 +329,26 @@ def test_what_was_cut_off_before_does_not_count_for_a_later_eviction():
         [eviction] = shelf.tree.evict(1)
     log.add(eviction, at_s=0.0, reason="room", label="")  # the first one is forgotten
     assert log.longest(NS, pack([1, 2, 3, 4, 5]), min_tokens=0)[0] == 3
+
+
+def test_pieces_of_a_record_are_compared_as_one_run():
+    rng = random.Random(0)
+    for _ in range(500):
+        log, records = EvictionLog(), []
+        for _ in range(4):
+            runs = tuple(
+                pack(rng.choices(range(2), k=rng.randrange(1, 5))) for _ in range(rng.randrange(1, 4))
+            )
+            path = unpack(b"".join(runs))
+            num_tokens = rng.randrange(1, len(path) + 1)
+            num_kept = rng.randrange(num_tokens)
+            log.add(Eviction(NS, runs, num_tokens, num_kept, 1), at_s=0.0, reason="room", label="")
+            records.append((path[:num_tokens], num_kept))
+        tokens = rng.choices(range(2), k=8)
+        commons = [num_common(path, tokens) for path, _ in records]
+        counting = [n for n, (_, num_kept) in zip(commons, records, strict=True) if n > max(1, num_kept)]
+        assert log.longest(NS, pack(tokens), min_tokens=1)[0] == max(counting, default=1)
+
+
+def num_common(a, b):
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -335,6 +335,7 @@ def test_tokens_that_can_be_drawn_are_some_of_the_vocabulary(tmp_path, num_token
         ({"token_ids": array("q", [1, 999])}, r"token_ids must be in \[0, vocab_size\)"),
         ({"token_ids": array("q", [1, -1])}, r"token_ids must be in"),
         ({"token_ids": array("i", [1, 2])}, r"token_ids must be \[2\] 'q', got \[2\] 'i'"),
+        ({"token_ids": [1, 2]}, "token_ids must be an array, got list"),
         ({"slots": array("q", [0, 1 << 40])}, "slots must lie in the KV store"),
         ({"slots": array("q", [0])}, r"slots must be \[2\] 'q', got \[1\] 'q'"),
         ({"sample_rows": array("q", [2])}, "sample_rows must be rows of the step"),

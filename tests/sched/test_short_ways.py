@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from radixrt.errors import InvariantViolation
 from radixrt.sched.budget import split_tokens
 from radixrt.sched.in_flight import InFlight
 from radixrt.sched.latency import load_of, pairs_of
@@ -129,6 +130,23 @@ def test_what_comes_with_a_token_is_kept():
     place = sequence.num_output_tokens
     scheduler.take_in(plan, StepResult((ChunkResult(1, removed_probability=0.25),)))
     assert sequence.origin.removed == [(place, 0.25)]
+
+
+@pytest.mark.parametrize("num_results", [0, 1, 3])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_result_for_each_chunk_or_nothing_changes(num_results, is_whole):
+    simulation = Simulation(num_pages=40)
+    sequences = [simulation.add([0, 1, token_id], max_tokens=9) for token_id in (0, 1)]
+    simulation.step()
+    plan = simulation.scheduler.plan(0.0)
+    if not is_whole:
+        simulation.scheduler.finish(sequences[0], FinishReason.ABORT)
+    before = [(sequence.num_computed, list(sequence.token_ids)) for sequence in sequences]
+    with pytest.raises(InvariantViolation, match=f"a step of 2 chunks gave {num_results} results"):
+        simulation.scheduler.take_in(plan, StepResult((sampled(1),) * num_results))
+    assert [(sequence.num_computed, list(sequence.token_ids)) for sequence in sequences] == before
+    simulation.scheduler.take_in(plan, StepResult((sampled(1), sampled(1))))
+    assert sequences[1].num_total == len(before[1][1]) + 1
 
 
 def test_a_sampled_result_has_nothing_but_its_token():

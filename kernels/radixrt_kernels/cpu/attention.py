@@ -15,6 +15,8 @@ class CpuAttention:
     """Paged attention in C++ with threads of its own; same arguments as reference.paged_attention."""
 
     def __init__(self, library: Library, *, num_threads: int) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         self.library = library
         self._team = library.functions.rt_team_create(num_threads)
         if not self._team:
@@ -77,12 +79,18 @@ class CpuAttention:
         starts = torch.tensor([0, *itertools.accumulate(num_query_tokens)], dtype=torch.int32)
         context_lens = torch.tensor(num_context_tokens, dtype=torch.int32)
         output = torch.empty_like(q)
+        if kv.shape[2] != 2 or not kv.numel():
+            raise ValueError(
+                f"kv must be [num_pages, L, 2, page_size, G, D] with none of them 0, got {tuple(kv.shape)}"
+            )
         if not kv[0, 0].is_contiguous() or kv.dtype != q.dtype:
-            raise ValueError(f"kv_layer must be pages of contiguous {q.dtype}, got {kv.dtype}")
+            raise ValueError(f"kv must be pages of contiguous {q.dtype}, got {kv.dtype}")
         if head_dim % 2 or num_heads % num_kv_heads:
             raise ValueError(
                 f"q must have a multiple of {num_kv_heads} heads of even size, got {tuple(q.shape)}"
             )
+        if sliding_window is not None and sliding_window < 1:
+            raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
         batch = CBatch(
             num_tokens,
             num_sequences,

@@ -262,6 +262,8 @@ def address(values: array[int], name: str, typecode: str, count: int) -> int:
     Raises:
         ValueError: names the array, what was expected and what came.
     """
+    if not isinstance(values, array):
+        raise ValueError(f"{name} must be an array, got {type(values).__name__}")
     if values.typecode != typecode or len(values) != count:
         raise ValueError(f"{name} must be [{count}] {typecode!r}, got [{len(values)}] {values.typecode!r}")
     return values.buffer_info()[0]
