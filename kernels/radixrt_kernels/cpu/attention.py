@@ -79,18 +79,7 @@ class CpuAttention:
         starts = torch.tensor([0, *itertools.accumulate(num_query_tokens)], dtype=torch.int32)
         context_lens = torch.tensor(num_context_tokens, dtype=torch.int32)
         output = torch.empty_like(q)
-        if kv.shape[2] != 2 or not kv.numel():
-            raise ValueError(
-                f"kv must be [num_pages, L, 2, page_size, G, D] with none of them 0, got {tuple(kv.shape)}"
-            )
-        if not kv[0, 0].is_contiguous() or kv.dtype != q.dtype:
-            raise ValueError(f"kv must be pages of contiguous {q.dtype}, got {kv.dtype}")
-        if head_dim % 2 or num_heads % num_kv_heads:
-            raise ValueError(
-                f"q must have a multiple of {num_kv_heads} heads of even size, got {tuple(q.shape)}"
-            )
-        if sliding_window is not None and sliding_window < 1:
-            raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
+        _check(q, kv, sliding_window)
         batch = CBatch(
             num_tokens,
             num_sequences,
@@ -119,3 +108,17 @@ class CpuAttention:
         )
         check_status(status)
         return output
+
+
+def _check(q: torch.Tensor, kv: torch.Tensor, sliding_window: int | None) -> None:
+    """Raise ValueError for what no loop over the data sees."""
+    if kv.shape[2] != 2 or not kv.numel():
+        raise ValueError(
+            f"kv must be [num_pages, L, 2, page_size, G, D] with none of them 0, got {tuple(kv.shape)}"
+        )
+    if not kv[0, 0].is_contiguous() or kv.dtype != q.dtype:
+        raise ValueError(f"kv must be pages of contiguous {q.dtype}, got {kv.dtype}")
+    if kv.shape[5] % 2 or q.shape[2] % kv.shape[4]:
+        raise ValueError(f"q must have a multiple of {kv.shape[4]} heads of even size, got {tuple(q.shape)}")
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
