@@ -124,7 +124,7 @@ def build(folder: Path, variant: Variant, *, compiler: str = COMPILER) -> Path:
 
     Raises:
         BuildError: no compiler, or it failed.
-    Cost: 5 to 10 seconds once, then a hash of the sources and one start of the compiler.
+    Cost: some 20 seconds once, then a hash of the sources and one start of the compiler.
     """
     program = shutil.which(compiler)
     if program is None:
