@@ -1,4 +1,4 @@
-"""StepPlan -> arrays: what the decoder reads (BatchInputs) and what the sampler reads (SampleBatch)."""
+"""StepPlan -> arrays: what the decoder reads (BatchInputs) and what the sampler reads (SampleRow)."""
 
 from __future__ import annotations
 

@@ -102,9 +102,8 @@ class DeviceRunner:
         # The last step's tokens stay at one place, where graphs and eager steps read them.
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device.torch_device)
         self._sampled_rows: dict[Sequence, int] = {}
-        self._plain_rows: dict[
-            Sequence, SampleRow
-        ] = {}  # of the last step; without a mask they stay the same
+        # Of the last step; without a mask they stay the same.
+        self._plain_rows: dict[Sequence, SampleRow] = {}
         self._eager, self._late = Staging(device), Staging(device)
         # What most steps send late.
         self._nothing_late = late_arrays((), (), (), (), num_token_ids=num_token_ids)

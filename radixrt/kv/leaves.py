@@ -41,18 +41,11 @@ class LeafQueue:
 
         Cost: O(log leaves).
         """
-        key = self._key(leaf)
-        if leaf.queued_key is None or key < leaf.queued_key:
-            self._num_queued += 1
-            leaf.queued_key = key
-            row, run = (key, self._num_queued, leaf), self._run
-            if not run or run[-1][0] <= key:
-                run.append(row)
-            else:
-                heapq.heappush(self._heap, row)
+        if leaf.queued_key is None or self._key(leaf) < leaf.queued_key:
+            self.add_all((leaf,))
 
-    def add_all(self, leaves: list[RadixNode]) -> None:
-        """Queue leaves that came up, in this order, as `add` does."""
+    def add_all(self, leaves: Iterable[RadixNode]) -> None:
+        """Queue leaves behind their equals, in this order, whether they are queued or not."""
         run, key_of, num_queued = self._run, self._key, self._num_queued
         last = run[-1][0] if run else None
         for leaf in leaves:

@@ -228,11 +228,12 @@ class Scheduler:
         num_room = self.room.num_pages
         for candidate in self.waiting.in_order():
             sequence, lease = candidate.sequence, None
-            is_allowed = sequence.arrival <= last_allowed
-            if candidate.is_urgent or sequence.leader is not None:
-                lease = self._lease(candidate) if is_allowed else None
-            elif is_allowed and candidate.num_pages - candidate.num_cached_pages <= num_room:
-                lease = self._lease(candidate)  # of the others, most have been refused here
+            if sequence.arrival <= last_allowed and (
+                candidate.num_pages - candidate.num_cached_pages <= num_room  # refuses most of them
+                or candidate.is_urgent
+                or sequence.leader is not None
+            ):
+                lease = self._lease(candidate)
             if lease is None:
                 num_passed += 1
                 if num_passed >= MAX_PASSED and self.running:

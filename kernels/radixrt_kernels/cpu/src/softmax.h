@@ -7,6 +7,7 @@
 namespace radixrt {
 
 constexpr float kNothingSeen = -1e30f;
+
 // 2^x for x <= 0, as exactly as the type that it is narrowed to can tell: to 8e-5 for bfloat16, whose steps are 4e-3.
 template <class T>
 inline Floats weight_of(Floats x) {
