@@ -68,8 +68,14 @@ class ComputedStep:
 class Model(Protocol):
     """What the runner needs of a decoder."""
 
-    def predict(self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int) -> Prediction:
-        """Compute a batch, writing its KV into the store; give logits and the likeliest of the first num_token_ids tokens."""
+    def predict(
+        self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int, wants_logits: bool
+    ) -> Prediction:
+        """Compute a batch, writing its KV into the store; give logits and the likeliest of the first num_token_ids tokens.
+
+        Args:
+            wants_logits: False where the likeliest tokens will do; there may be logits all the same.
+        """
 
 
 class ModelRunner:
@@ -98,8 +104,13 @@ class ModelRunner:
         self.store.copy_pages(plan.page_copies)
         inputs = build_inputs(plan, page_size=self.store.layout.page_size)
         pending = self._fill_masks(plan)
+        # Masks and logprobs look at logits; what else may, the rows tell, which are there at once then.
+        is_plain = all(chunk.sequence.plain_ends is not None for chunk in plan.chunks)
+        wants_logits = not is_plain or sampler.wants_logits(pending())
         try:
-            prediction = self.model.predict(inputs, self.store, num_token_ids=self.num_token_ids)
+            prediction = self.model.predict(
+                inputs, self.store, num_token_ids=self.num_token_ids, wants_logits=wants_logits
+            )
         finally:
             rows = pending()  # in any case: nobody else may use a matcher before its mask is filled
         return ComputedStep(plan, prediction, rows)
@@ -107,7 +118,12 @@ class ModelRunner:
     @torch.inference_mode()
     def sample(self, step: ComputedStep, plan: StepPlan) -> None:
         """Draw what the step wants; all that was launched counts."""
-        step.result = self._sample(plan, step.prediction, step.rows)
+        logits, token_ids, largest = step.prediction
+        if logits is None:
+            drawn = sampler.take_likeliest(step.rows, (token_ids, largest))
+            step.result = _result_of(plan, drawn)
+        else:
+            step.result = self._sample(plan, logits, (token_ids, largest), step.rows)
 
     def collect(self, step: ComputedStep) -> StepResult:
         """Give the result of a sampled step."""
@@ -117,10 +133,14 @@ class ModelRunner:
     def _fill_masks(self, plan: StepPlan) -> Callable[[], list[SampleRow]]:
         """Begin to make the sample rows; the call gives them."""
         make = partial(build_sample_rows, plan, vocab_size=self.num_token_ids)
-        has_masks = any(chunk.wants_sample and chunk.sequence.constraint for chunk in plan.chunks)
-        return self._masking.submit(make).result if has_masks else make
+        if any(chunk.wants_sample and chunk.sequence.constraint for chunk in plan.chunks):
+            return self._masking.submit(make).result
+        rows = make()
+        return lambda: rows
 
-    def _sample(self, plan: StepPlan, prediction: Prediction, rows: list[SampleRow]) -> StepResult:
+    def _sample(
+        self, plan: StepPlan, logits: torch.Tensor, found: sampler.Found, rows: list[SampleRow]
+    ) -> StepResult:
         # Rows of logits, chunk after chunk: [its scored positions][its next token]
         sample_at, scored_at, row = [], [], 0
         for chunk in plan.chunks:
@@ -129,7 +149,7 @@ class ModelRunner:
             if chunk.wants_sample:
                 sample_at.append(row)
                 row += 1
-        logits, token_ids, largest = prediction
+        token_ids, largest = found
         drawable = logits if logits.shape[1] == self.num_token_ids else logits[:, : self.num_token_ids]
         if row > len(sample_at):
             drawable = drawable[sample_at]
@@ -181,3 +201,16 @@ class ModelRunner:
             others = values.log_softmax(dim=-1)[list(wanted_ids)].tolist()
             found = replace(found, top=(*found.top, *zip(wanted_ids, others, strict=True)))
         return found
+
+
+def _result_of(plan: StepPlan, drawn: list[int | RadixrtError]) -> StepResult:
+    """Give the result of a step of which nothing but tokens was wanted."""
+    outcomes = iter(drawn)
+    results = []
+    for chunk in plan.chunks:
+        outcome = next(outcomes) if chunk.wants_sample else None
+        if isinstance(outcome, RadixrtError):
+            results.append(ChunkResult(error=outcome))
+        else:
+            results.append(ChunkResult(outcome))
+    return StepResult(tuple(results))

@@ -23,9 +23,21 @@ from radixrt.types import SamplingParams, TokenLogprob
 NEGATIVE_INFINITY = float("-inf")
 FIRST_SORTED = 1024
 
+Found = tuple[list[int], list[float]]  # of N rows: the likeliest token and its logit
+
+
+def wants_logits(rows: Seq[SampleRow]) -> bool:
+    """Tell whether any row asks for more than its likeliest token. Pure."""
+    return any(not row.sampling.is_greedy or row.mask is not None or not _is_settled(row, 0) for row in rows)
+
+
+def take_likeliest(rows: Seq[SampleRow], found: Found) -> list[int | RadixrtError]:
+    """Do `sample` for rows that want no logits. Args: found: `likeliest` of their logits."""
+    return [verdict(*row) for row in zip(*found, rows, strict=True)]
+
 
 def sample(
-    logits: torch.Tensor, rows: Seq[SampleRow], *, found: tuple[list[int], list[float]] | None = None
+    logits: torch.Tensor, rows: Seq[SampleRow], *, found: Found | None = None
 ) -> list[int | RadixrtError]:
     """Draw one token per row.
 

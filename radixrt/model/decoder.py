@@ -125,8 +125,14 @@ class Decoder:
         sampled = self._norm(hidden[batch.sample_rows], weights.final_norm)
         return F.linear(sampled, weights.head).float()
 
-    def predict(self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int) -> Prediction:
-        """Do `forward`, and give with its logits the likeliest of the first num_token_ids tokens."""
+    def predict(
+        self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int, wants_logits: bool = True
+    ) -> Prediction:
+        """Do `forward`, and give with its logits the likeliest of the first num_token_ids tokens.
+
+        Args:
+            wants_logits: there are logits all the same.
+        """
         return Prediction.of(self.forward(inputs, store), num_token_ids=num_token_ids)
 
     def _attend(

@@ -73,12 +73,15 @@ class NativeDecoder:
     def dtype(self) -> torch.dtype:
         return self.native.dtype
 
-    def predict(self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int) -> Prediction:
-        """Compute the step's keys and values, the wanted logits and the likeliest of the first num_token_ids tokens.
+    def predict(
+        self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int, wants_logits: bool = True
+    ) -> Prediction:
+        """Compute the step's keys and values, logits and the likeliest of the first num_token_ids tokens.
 
         Args:
             inputs: the step; at least one sequence.
             store: its layout is `spec.kv_layout` with this decoder's dtype.
+            wants_logits: False leaves them out, which is faster.
         Returns: a row per entry of inputs.sample_rows.
         Changes: store.data at inputs.slots, all layers.
         """
@@ -92,6 +95,7 @@ class NativeDecoder:
             context_lens=inputs.context_lens,
             sample_rows=inputs.sample_rows,
             num_token_ids=num_token_ids,
+            wants_logits=wants_logits,
         )
         return Prediction(*outputs)
 

@@ -12,12 +12,12 @@ class Prediction(NamedTuple):
     """What S rows say of the tokens that come next.
 
     Attributes:
-        logits: [S, V] float32.
+        logits: [S, V] float32; None where they were not wanted.
         token_ids: each row's likeliest token of those that can be drawn; of equal ones the first.
         largest: its logit; no number where a logit is none.
     """
 
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     token_ids: list[int]
     largest: list[float]
 

@@ -25,9 +25,9 @@ class Watched:
         self.device = model.device
         self._model, self._watch = model, watch
 
-    def predict(self, inputs, store, *, num_token_ids):
+    def predict(self, inputs, store, **options):
         self._watch()
-        return self._model.predict(inputs, store, num_token_ids=num_token_ids)
+        return self._model.predict(inputs, store, **options)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from radixrt.exec import sampler
 from radixrt.exec.batch import SampleRow, refusals, unpack_masks
 from radixrt.exec.randomness import uniform
 from radixrt.exec.sampler import sample, token_logprobs
+from radixrt.model.outputs import likeliest
 from radixrt.sched.sequence import Sequence
 from radixrt.types import GenerateRequest, SamplingParams
 
@@ -200,3 +201,34 @@ def test_a_mask_as_numbers_refuses_what_its_bits_refuse():
     assert (added[allowed] == 0).all()
     assert (added[~allowed] == -math.inf).all()
     assert 0 < allowed.sum() < 90
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"temperature": 0}, False),
+        ({"temperature": 0, "top_k": 3, "top_p": 0.5, "min_p": 0.1}, False),
+        ({"temperature": 1}, True),
+        ({"temperature": 0, "logit_bias": {1: 1.0}}, True),
+        ({"temperature": 0, "repetition_penalty": 1.1}, True),
+        ({"temperature": 0, "presence_penalty": 0.1}, True),
+        ({"temperature": 0, "frequency_penalty": 0.1}, True),
+        ({"temperature": 0, "banned": (2,)}, True),
+        ({"temperature": 0, "mask": [0, 1]}, True),
+    ],
+)
+def test_logits_are_wanted_where_more_than_the_likeliest_token_counts(options, expected):
+    rows = [row(temperature=0), row(**options), row(temperature=0)]
+    assert sampler.wants_logits(rows) is expected
+    assert sampler.wants_logits([]) is False
+
+
+def test_the_likeliest_tokens_are_judged_as_drawn_ones():
+    rows = [row(temperature=0), row(temperature=0)]
+    logits = logits_of(2)
+    logits[1, 3] = float("nan")
+    found = likeliest(logits)
+    drawn, taken = sampler.sample(logits, rows), sampler.take_likeliest(rows, found)
+    assert drawn[0] == taken[0] == found[0][0]
+    assert isinstance(taken[1], DeviceError)
+    assert str(drawn[1]) == str(taken[1])

@@ -49,7 +49,7 @@ class Variant:
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-_AVX512_BF16 = (*_AVX512, "avx512_bf16")
+_AVX512_BF16 = (*_AVX512, "avx512_bf16", "avx512_vnni")
 
 
 def _variant(name: str, features: Sequence[str]) -> Variant:

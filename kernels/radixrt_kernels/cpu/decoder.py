@@ -75,12 +75,12 @@ class StepOutputs(NamedTuple):
     """What a step gives for each of S wanted rows.
 
     Attributes:
-        logits: [S, V] float32.
+        logits: [S, V] float32; None where they were not wanted.
         token_ids: the likeliest token that can be drawn; of equal ones the first.
         largest: its logit; no number where any of them is none.
     """
 
-    logits: torch.Tensor
+    logits: torch.Tensor | None
     token_ids: list[int]
     largest: list[float]
 
@@ -154,14 +154,16 @@ class CpuDecoder:
         context_lens: array[int],
         sample_rows: array[int],
         num_token_ids: int,
+        wants_logits: bool = True,
     ) -> StepOutputs:
-        """Compute the step's keys and values and the wanted logits.
+        """Compute the step's keys and values and the wanted rows' likeliest tokens.
 
         Args:
             store: [num_pages, L, 2, page_size, G, D], the model's dtype, contiguous.
             token_ids, positions, slots: [T] int64. page_table: [B * P] int32. query_start: [B + 1] int32.
             context_lens: [B] int32. sample_rows: [S] int64.
             num_token_ids: tokens that can be drawn, the first of the vocabulary.
+            wants_logits: without them the likeliest tokens, the same ones, cost half as much memory traffic.
         Raises:
             ValueError: a shape or type differs, an id, slot, page or row is out of range.
         Changes: store at `slots`, all layers.
@@ -190,10 +192,11 @@ class CpuDecoder:
             num_token_ids,
         )
         pages = self._pages(store)
-        logits = torch.empty(num_sampled, self.shape.vocab_size)
+        logits = torch.empty(num_sampled, self.shape.vocab_size) if wants_logits else None
         likeliest: array[int] = array(INT64, bytes(8 * num_sampled))
         largest: array[float] = array("f", bytes(4 * num_sampled))
-        outputs = COutputs(logits.data_ptr(), likeliest.buffer_info()[0], largest.buffer_info()[0])
+        logits_address = None if logits is None else logits.data_ptr()
+        outputs = COutputs(logits_address, likeliest.buffer_info()[0], largest.buffer_info()[0])
         arguments = map(ctypes.byref, (self._shape, inputs, pages, outputs))
         check_status(self.library.functions.rt_model_step(self._model, *arguments))
         return StepOutputs(logits, likeliest.tolist(), largest.tolist())
@@ -232,8 +235,20 @@ class CpuDecoder:
         table = (CLayer * len(layers))(
             *(self._layer(layer, addresses[4 * i : 4 * i + 4]) for i, layer in enumerate(layers))
         )
-        head_address = addresses[4 * len(layers)]
-        return CWeights(addresses[-1], head_address, self._vector(final_norm), table)
+        rough = self._pack_rough(head, allocate)
+        return CWeights(addresses[-1], addresses[4 * len(layers)], *rough, self._vector(final_norm), table)
+
+    def _pack_rough(
+        self, head: torch.Tensor, allocate: Callable[[int], torch.Tensor]
+    ) -> tuple[int | None, int | None]:
+        """Pack the head once more, in 8 bits; give the addresses of words and bounds, if the library can use them."""
+        num_words, num_bytes = self.library.rough_sizes(head)
+        if not num_words:
+            return None, None
+        words, bounds = allocate(num_words), torch.empty(num_bytes, dtype=torch.uint8)
+        self.library.pack_rough(head, words, bounds)
+        self._kept += [words, bounds]
+        return words.data_ptr(), bounds.data_ptr()
 
     def _layer(self, layer: LayerTensors, packed: Sequence[int]) -> CLayer:
         qkv, output, gate_up, down = packed

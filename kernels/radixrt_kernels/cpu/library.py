@@ -75,6 +75,8 @@ class CWeights(Structure):
     _fields_ = (
         ("embedding", c_void_p),
         ("head", c_void_p),
+        ("rough_head", c_void_p),
+        ("rough_bounds", c_void_p),
         ("final_norm", c_void_p),
         ("layers", POINTER(CLayer)),
     )
@@ -116,6 +118,8 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rt_prepare": (c_int32, ()),
     "rt_packed_words": (c_int64, (c_int64, c_int64, c_int32, c_int32)),
     "rt_pack": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p)),
+    "rt_rough_size": (None, (c_int64, c_int64, POINTER(c_int64), POINTER(c_int64))),
+    "rt_pack_rough": (None, (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p)),
     "rt_team_create": (c_void_p, (c_int32,)),
     "rt_team_destroy": (None, (c_void_p,)),
     "rt_attend": (
@@ -199,6 +203,35 @@ class Library:
             is_bfloat16(weight),
             is_paired,
             pointer(target, "target", torch.int32, tuple(target.shape)),
+        )
+
+    def rough_sizes(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Give the 32-bit words and the bytes of bounds that `pack_rough` writes for a weight [outputs, inputs]; 0, 0 where
+        this variant has no rough products, or none with so many inputs.
+        """
+        num_words, num_bytes = c_int64(), c_int64()
+        self.functions.rt_rough_size(*weight.shape, ctypes.byref(num_words), ctypes.byref(num_bytes))
+        return num_words.value, num_bytes.value
+
+    def pack_rough(self, weight: torch.Tensor, target: torch.Tensor, bounds: torch.Tensor) -> None:
+        """Write a weight in 8 bits, and how far that is from it (src/rough.h).
+
+        Args:
+            weight: [outputs, inputs] float32 or bfloat16, contiguous.
+            target, bounds: `rough_sizes` of int32 and uint8, contiguous.
+        Changes: target, bounds.
+        """
+        num_words, num_bytes = self.rough_sizes(weight)
+        if not num_words:
+            raise ValueError(
+                f"the variant {self.variant} has no rough products with {weight.shape[1]} inputs"
+            )
+        self.functions.rt_pack_rough(
+            pointer(weight, "weight", weight.dtype, tuple(weight.shape)),
+            *weight.shape,
+            is_bfloat16(weight),
+            pointer(target, "target", torch.int32, (num_words,)),
+            pointer(bounds, "bounds", torch.uint8, (num_bytes,)),
         )
 
     def read_bytes(self, tensor: torch.Tensor) -> None:

@@ -114,6 +114,26 @@ void rt_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, int32_
     }
 }
 
+// Words and bytes of bounds of a rough weight (rough.h); 0 words: this build has none, or none with so many inputs.
+void rt_rough_size(int64_t num_outputs, int64_t num_inputs, int64_t* num_words, int64_t* num_bound_bytes) {
+    const int64_t num_panels = (num_outputs + kPanel - 1) / kPanel;
+    const bool has = kHasRough && num_inputs <= kMaxRoughInputs;
+    *num_words = has ? num_panels * rough_steps(num_inputs) * kPanel : 0;
+    *num_bound_bytes = has ? num_panels * (int64_t)sizeof(RoughPanel) : 0;
+}
+
+void rt_pack_rough(const void* weight, int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, uint32_t* panels,
+                   void* bounds) {
+#if defined(RADIXRT_HAS_ROUGH)
+    RoughPanel* to = static_cast<RoughPanel*>(bounds);
+    if (is_bfloat16) {
+        pack_rough(static_cast<const BFloat16*>(weight), num_outputs, num_inputs, panels, to);
+    } else {
+        pack_rough(static_cast<const float*>(weight), num_outputs, num_inputs, panels, to);
+    }
+#endif
+}
+
 void* rt_team_create(int32_t num_threads) { return new (std::nothrow) AttentionTeam(num_threads); }
 void rt_team_destroy(void* team) { delete static_cast<AttentionTeam*>(team); }
 

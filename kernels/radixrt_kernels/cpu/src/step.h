@@ -14,6 +14,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "likeliest.h"
+#include "rough.h"
 #include "rows.h"
 #include "select.h"
 
@@ -44,6 +45,7 @@ struct Layer {
 struct Weights {
     const Word* embedding;
     const Word* head;
+    RoughWeight rough_head;
     const float* final_norm;
     const Layer* layers;
 };
@@ -60,7 +62,7 @@ struct Inputs {
 
 // Of each row whose logits are wanted.
 struct Outputs {
-    float* logits;       // [num_sampled, V]
+    float* logits;       // [num_sampled, V]; null: not wanted
     int64_t* token_ids;  // [num_sampled]: the likeliest that can be drawn; of equal ones the first
     float* largest;      // [num_sampled]: its logit
 };
@@ -103,6 +105,9 @@ public:
         sampled_.choose(inputs.batch, inputs.sample_rows, inputs.num_sampled);
         last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window, num_threads);
         likeliest_.begin(num_threads, inputs.num_sampled, inputs.num_token_ids);
+#if defined(RADIXRT_HAS_ROUGH)
+        search_.begin(num_threads, inputs.num_sampled, inputs.num_token_ids, shape_.hidden_size);
+#endif
         team_.run([&](int thread) { run(thread, outputs.logits); });
         likeliest_.write(outputs.token_ids, outputs.largest);
     }
@@ -161,7 +166,15 @@ private:
             add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias, rows);
         }
         norm(thread, weights_.final_norm, rows);
+#if defined(RADIXRT_HAS_ROUGH)
+        if (!logits && weights_.rough_head.panels) {
+            search_head(thread);
+        } else {
+            project_head(thread, logits);
+        }
+#else
         project_head(thread, logits);
+#endif
         units_[thread].release();
     }
 
@@ -280,19 +293,43 @@ private:
                         });
     }
 
+    Weight head() const { return {weights_.head, panels(shape_.vocab_size), steps(shape_.hidden_size)}; }
+
     void project_head(int thread, float* logits) {
-        int64_t num_steps = steps(shape_.hidden_size), size = shape_.vocab_size;
-        Weight weight{weights_.head, panels(size), num_steps};
-        Target target{logits, 4 * size, 4 * kPanel};
-        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.num_sampled, weight, target,
-                        [&](int64_t row, int64_t panel, const Floats* sums) {
+        int64_t size = shape_.vocab_size;
+        Target target{logits, 4 * size, logits ? 4 * kPanel : 0};
+        multiply_all<T>(team_, thread, units_[thread], words(normed_), steps(shape_.hidden_size), inputs_.num_sampled,
+                        head(), target, [&](int64_t row, int64_t panel, const Floats* sums) {
+                            likeliest_.see(thread, row, panel, sums);
+                            if (!logits) return;
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
                                 store_some(sums[v], logits + row * size + at, size - at);
                             }
-                            likeliest_.see(thread, row, panel, sums);
                         });
     }
+
+#if defined(RADIXRT_HAS_ROUGH)
+    // What project_head finds, computing few of its outputs.
+    void search_head(int thread) {
+        const int64_t num_rows = inputs_.num_sampled, num_steps = steps(shape_.hidden_size);
+        const Weight exact = head(), rough{weights_.rough_head.panels, exact.num_panels, search_.num_steps()};
+        team_.for_each(thread, num_rows,
+                       [&](int64_t row) { search_.take_row(row, &normed_[row * shape_.hidden_size]); });
+        multiply_all_vectors<Byte>(team_, thread, search_.words(), search_.row_stride(), num_rows, rough, Target{},
+                                   [&](int64_t row, int64_t panel, const Floats* sums) {
+                                       search_.see(thread, row, panel, weights_.rough_head, sums);
+                                   });
+        team_.for_each(thread, num_rows, [&](int64_t row) {
+            search_.for_each_open(row, [&](int64_t panel) {
+                Floats sums[1][kPanelVectors] = {};
+                multiply<T, 1>(words(normed_) + row * num_steps, num_steps, exact.panels + panel * num_steps * kPanel,
+                               kPanel, num_steps, sums, [] {});
+                likeliest_.see(thread, row, panel, sums[0]);
+            });
+        });
+    }
+#endif
 
     // Store the first `count` lanes, at most all.
     template <class Element>
@@ -314,6 +351,9 @@ private:
     AttentionPlan full_plan_, windowed_plan_, last_plan_;
     Selection sampled_;
     Likeliest likeliest_;
+#if defined(RADIXRT_HAS_ROUGH)
+    RoughSearch search_;
+#endif
     int64_t num_reserved_ = 0, num_sampled_reserved_ = 0;
     std::vector<float> hidden_, sampled_hidden_, qkv_, cosine_, sine_;
     Aligned<T> normed_, q_, sampled_q_, attended_, activated_;
