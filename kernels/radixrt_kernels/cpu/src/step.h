@@ -1,4 +1,4 @@
-// One step of the decoder: token ids -> keys and values in their pages, and the wanted logits.
+// One step of the decoder: token ids -> keys and values in their pages, and the wanted rows' likeliest tokens and logits.
 //
 //     hidden [T, E] float32 -norm-> normed -qkv-> [T, (H + 2 G) D] float32 -rotate-> q, and k, v into their slots
 //            -attend-> [T, H D] -output-> hidden += -norm-> normed -gate_up, silu-> [T, I] -down-> hidden +=
