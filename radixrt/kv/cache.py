@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import POLICIES
 from radixrt.kv.history import EvictionLog, EvictionRecord
+from radixrt.kv.node import Wanted
 from radixrt.kv.packed import TOKEN_BYTES, pack, pack_first
 from radixrt.kv.pool import PageCopy, PagePool
-from radixrt.kv.radix import PrefixMatch, RadixTree, Wanted
+from radixrt.kv.radix import PrefixMatch, RadixTree
 from radixrt.kv.reuse import ReuseDistances
 from radixrt.kv.scopes import Scopes
 from radixrt.types import Namespace, TokenIds
@@ -225,9 +226,13 @@ class PrefixCache:
         self._leases.add(lease)
         return lease
 
-    def grow(self, lease: PageLease, *, num_tokens: int, label: str = "") -> bool:
-        """Append pages until the lease holds num_tokens; False = not now, and nothing changed."""
-        fresh = self._obtain(self.num_pages_for(num_tokens) - len(lease.pages), label)
+    def grow(self, lease: PageLease, *, num_tokens: int, label: str = "", num_ahead: int = 0) -> bool:
+        """Append pages until the lease holds num_tokens; False = not now, and nothing changed.
+
+        Args:
+            num_ahead: pages by which other leases will grow next: what has to go for them may go at once.
+        """
+        fresh = self._obtain(self.num_pages_for(num_tokens) - len(lease.pages), label, num_ahead)
         if fresh is None:
             return False
         lease.pages += fresh
@@ -297,7 +302,7 @@ class PrefixCache:
 
     # -- pages ------------------------------------------------------------------------------------------
 
-    def _obtain(self, num_pages: int, label: str) -> list[int] | None:
+    def _obtain(self, num_pages: int, label: str, num_ahead: int = 0) -> list[int] | None:
         if num_pages <= 0:
             return []
         if num_pages > self.num_obtainable_pages:
@@ -306,15 +311,15 @@ class PrefixCache:
         while pages is None:
             missing = num_pages - self.pool.num_free
             if missing > 0:
-                self._evict(missing, reason="room", label=label)
+                self._evict(missing, reason="room", label=label, num_ahead=num_ahead)
             pages = self.pool.lease_free(num_pages)
             if pages is None and not self.scopes.break_oldest():
                 return None
         return pages
 
-    def _evict(self, num_pages: int, *, reason: str, label: str) -> int:
+    def _evict(self, num_pages: int, *, reason: str, label: str, num_ahead: int = 0) -> int:
         num_freed = 0
-        for eviction in self.tree.evict(num_pages, wanted=self.wanted):
+        for eviction in self.tree.evict(num_pages, wanted=self.wanted, num_ahead=num_ahead):
             num_freed += eviction.num_pages
             self._log.add(eviction, at_s=self.now_s, reason=reason, label=label)
         self.counters.num_evicted_pages[reason] += num_freed

@@ -83,6 +83,18 @@ class LeafQueue:
             else:
                 self.set_aside()
 
+    def gives(self, num_pages: int, *, num_kept: int) -> bool:
+        """Tell whether so many pages behind its first num_kept come from the leaf that came up last, however few at a time.
+
+        Not if it would stand behind an equal one after the first of them.
+        """
+        assert self._last is not None
+        key, _, leaf = self._last
+        if any(rows and rows[0][0] == key for rows in (self._run, self._heap)):
+            return False
+        first = max(len(leaf.pages) - num_pages, num_kept)
+        return list(map(self._pool.refs.__getitem__, leaf.pages[first:])).count(1) == num_pages
+
     def set_aside(self) -> None:
         """Keep the leaf that came up last out of the queue for as long as others hold its last page."""
         assert self._last is not None

@@ -22,6 +22,13 @@ class WantedGap(Protocol):
         """Give how many tokens of the path behind the first num_before are waited for."""
 
 
+class Wanted(Protocol):
+    """Who waits for cached prefixes."""
+
+    def gap(self, namespace: Namespace, tokens: bytes) -> WantedGap:
+        """Give where a path stands among the prefixes that someone waits for."""
+
+
 class RadixNode:
     """A run of pages. Invariants: the first min(page, all) packed tokens are its key in the parent;
     len(pages) == ceil(num_tokens / page_size); only a leaf's last page may be partly filled."""

@@ -19,24 +19,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from radixrt.errors import InvariantViolation
 from radixrt.kv.eviction import Eviction, EvictionFacts, EvictionKey, lru
 from radixrt.kv.leaves import LeafQueue
-from radixrt.kv.node import LastCut, RadixNode, WantedGap
+from radixrt.kv.node import LastCut, RadixNode, Wanted
 from radixrt.kv.packed import TOKEN_BYTES, num_common_tokens, unpack
 from radixrt.kv.pool import PagePool
 from radixrt.types import DEFAULT_NAMESPACE, Namespace
 
 MAX_SPARED = 64  # wanted leaves that one eviction looks at before it takes what comes
-
-
-class Wanted(Protocol):
-    """Who waits for cached prefixes."""
-
-    def gap(self, namespace: Namespace, tokens: bytes) -> WantedGap:
-        """Give where a path stands among the prefixes that someone waits for."""
 
 
 class PrefixMatch(NamedTuple):
@@ -320,19 +313,20 @@ class RadixTree:
 
     # -- evicting ---------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int, *, wanted: Wanted | None = None) -> list[Eviction]:
+    def evict(self, num_pages: int, *, wanted: Wanted | None = None, num_ahead: int = 0) -> list[Eviction]:
         """Free up to num_pages pages that only the tree holds, from the tails of leaves in policy order.
 
         Args:
             wanted: who waits for what; that goes last.
-        Returns: what was taken from whom; the pages add up to num_pages or to all that could be had.
+            num_ahead: pages that calls to follow at once will ask for; they go now if one leaf gives all.
+        Returns: what was taken from whom; the pages add up to num_pages, also with num_ahead, or to all there were.
         Cost: O(num_pages * log leaves), as much for up to MAX_SPARED wanted leaves, and the length of the leaves
         that are cut. Leaves that others hold cost nothing but when they come up first, and when they are let go.
         """
         self._leaves.recall_single()
         evictions: list[Eviction] = []
         spared: list[RadixNode] = []
-        num_left = self._evict(num_pages, wanted, evictions, spared) if num_pages > 0 else 0
+        num_left = self._evict(num_pages, wanted, evictions, spared, num_ahead) if num_pages > 0 else 0
         if num_left and len(spared) == MAX_SPARED:  # enough was looked at: the others as they come
             num_left = self._evict(num_left, None, evictions, [])
         for leaf in spared:
@@ -343,7 +337,12 @@ class RadixTree:
         return evictions
 
     def _evict(
-        self, num_pages: int, wanted: Wanted | None, evictions: list[Eviction], spared: list[RadixNode]
+        self,
+        num_pages: int,
+        wanted: Wanted | None,
+        evictions: list[Eviction],
+        spared: list[RadixNode],
+        num_ahead: int = 0,
     ) -> int:
         """Evict in policy order; give how many pages are still to go.
 
@@ -363,7 +362,10 @@ class RadixTree:
                     if len(spared) == MAX_SPARED:
                         break
                     continue
-            eviction = self._truncate(leaf, min(num_pages, len(leaf.pages) - num_kept))
+            num_taken = min(num_pages, len(leaf.pages) - num_kept)
+            if num_ahead and not spared and self._leaves.gives(num_pages + num_ahead, num_kept=num_kept):
+                num_taken = num_pages + num_ahead
+            eviction = self._truncate(leaf, num_taken)
             evictions.append(eviction)
             num_pages -= eviction.num_pages
             if not leaf.pages:
@@ -374,12 +376,12 @@ class RadixTree:
                 self._leaves.set_aside()  # others hold what is left of it
             else:
                 shortened = leaf
-            if num_pages == 0 or len(spared) == MAX_SPARED:
+            if num_pages <= 0 or len(spared) == MAX_SPARED:
                 break
         self._leaves.take_turns()
         if shortened is not None:
             self._leaves.add(shortened)
-        return num_pages
+        return max(num_pages, 0)
 
     def _num_wanted_pages(self, leaf: RadixNode, wanted: Wanted) -> int:
         """Give how many leading pages of a leaf someone waits for, and keep the answer."""

@@ -18,7 +18,7 @@ from radixrt.types import Namespace
 SAMPLE_EVERY = 8  # a power of two: one page in so many is followed; distances are scaled up again
 MAX_TRACKED = 1 << 13
 NUM_BUCKETS = 32
-MAX_PENDING_BYTES, MAX_PENDING = 1 << 18, 32  # prompts are taken in together, while numpy's code is at hand
+MAX_PENDING_BYTES, MAX_PENDING = 1 << 20, 32  # prompts are taken in together, while numpy's code is at hand
 SAMPLED_BITS = 1 << 24  # and those above it decide which keys are followed
 
 

@@ -31,7 +31,7 @@ from radixrt.sched.plan import (
 )
 from radixrt.sched.policy import POLICIES
 from radixrt.sched.result import take_result, update_of
-from radixrt.sched.room import Room
+from radixrt.sched.room import UNBOUNDED, Room
 from radixrt.sched.sequence import NO_POSITIONS, Sequence, SequenceStatus
 from radixrt.sched.waiting import Candidate, WaitingList
 from radixrt.types import FinishReason
@@ -92,44 +92,51 @@ class Scheduler:
 
     # -- plan -------------------------------------------------------------------------------------------
 
-    def plan(self, now_s: float) -> StepPlan:
-        """Decide one step; one more may be planned before it is committed. Changes: leases, statuses, skip counts."""
+    def plan(self, now_s: float, *, num_steps: int = 1) -> StepPlan:
+        """Decide one step; one more may be planned before it is committed. Changes: leases, statuses, skip counts.
+
+        Args:
+            num_steps: how many steps' tokens are shared out at once. More than one is for a simulator that knows that
+                nothing but the same would happen in each.
+        """
         self.cache.now_s = now_s
         self.cache.scopes.expire(now_s)
         self._rescue(now_s)
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
+        max_tokens = num_steps * self.config.max_step_tokens
         if self.config.prefill_mode == "mixed":
-            self._plan_running(self.running, chunks, preempted)
+            self._plan_running(self.running, chunks, preempted, max_tokens=max_tokens)
             if not preempted:
-                self._admit(chunks)
+                self._admit(chunks, max_tokens=max_tokens)
         else:
-            self._plan_separately(chunks, preempted)
+            self._plan_separately(chunks, preempted, max_tokens=max_tokens)
         self._in_flight.add(chunks)
         # A lease begins with its copy, in the step that admits its sequence.
         firsts = [chunk.sequence.lease for chunk in filter(IS_FIRST, chunks)]
         copies = [lease.pending_copy for lease in firsts if lease]
         return StepPlan(tuple(chunks), tuple(copy for copy in copies if copy), tuple(preempted))
 
-    def _plan_separately(self, chunks: list[Chunk], preempted: list[Sequence]) -> None:
+    def _plan_separately(self, chunks: list[Chunk], preempted: list[Sequence], *, max_tokens: int) -> None:
         """Plan a step of prefills only or of decodes only, in turn where both have work."""
         is_prefilling = self._in_flight.is_prefilling
         decodes = [sequence for sequence in self.running if not is_prefilling(sequence)]
         if not (decodes and self._was_prefill):
             prefills = [sequence for sequence in self.running if is_prefilling(sequence)]
-            self._plan_running(prefills, chunks, preempted)
+            self._plan_running(prefills, chunks, preempted, max_tokens=max_tokens)
             if not preempted:
-                self._admit(chunks)
+                self._admit(chunks, max_tokens=max_tokens)
         self._was_prefill = bool(chunks)
         if not chunks:
-            self._plan_running([item for item in decodes if item.lease], chunks, preempted)
+            decodes = [item for item in decodes if item.lease]
+            self._plan_running(decodes, chunks, preempted, max_tokens=max_tokens)
 
     def _plan_running(
-        self, sequences: list[Sequence], chunks: list[Chunk], preempted: list[Sequence]
+        self, sequences: list[Sequence], chunks: list[Chunk], preempted: list[Sequence], *, max_tokens: int
     ) -> None:
-        # Oldest first, and only younger ones are preempted: what is already planned is never taken back.
         page_size = self.cache.page_size
-        shares = split_tokens(sequences, self.config.max_step_tokens, self._in_flight)
+        shares = split_tokens(sequences, max_tokens, self._in_flight)
+        growing: list[tuple[Sequence, int, int]] = []
         for sequence, start, num_total, num_tokens in shares:
             lease = sequence.lease
             if not num_tokens or lease is None:
@@ -137,18 +144,23 @@ class Scheduler:
             if start < sequence.num_prompt_tokens:
                 num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, start))
             stop = start + num_tokens
-            if stop <= len(lease.pages) * page_size or self._grow(sequence, stop, preempted):
-                chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total))
+            if stop > len(lease.pages) * page_size:
+                growing.append((sequence, stop, -(-stop // page_size) - len(lease.pages)))
+            chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total))
+        if growing:
+            self._grow(growing, preempted)
+        if preempted:
+            chunks[:] = [chunk for chunk in chunks if chunk.sequence.lease is not None]
 
     def _max_prefill_tokens(self, chunks: list[Chunk], start: int) -> int:
         """Give how many prompt tokens fit beside the chunks and all decodes into the time target, if there is one."""
         target_ms = self.config.tpot_ms
         if target_ms is None or not self.step_times.is_ready:
-            return self.config.max_step_tokens
+            return UNBOUNDED
         planned, in_flight = {chunk.sequence for chunk in chunks}, self._in_flight
         decodes = [item for item in self.running if not in_flight.is_prefilling(item)]
         if not any(item.request.latency_class == "latency" for item in decodes):
-            return self.config.max_step_tokens
+            return UNBOUNDED
         num_tokens, num_pairs = load_of(chunks)
         for item in decodes:
             if item not in planned:
@@ -159,17 +171,24 @@ class Scheduler:
             target_ms / 1000, num_tokens=num_tokens, num_pairs=num_pairs, start=start
         )
 
-    def _grow(self, sequence: Sequence, wanted: int, preempted: list[Sequence]) -> bool:
-        """Lease pages for so many tokens, preempting younger ones as needed; False when it was preempted itself."""
-        assert sequence.lease is not None
-        label = sequence.request.label
-        while not self.cache.grow(sequence.lease, num_tokens=wanted, label=label):
-            victim = self._victim(sequence)
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is sequence:
-                return False
-        return True
+    def _grow(self, growing: list[tuple[Sequence, int, int]], preempted: list[Sequence]) -> None:
+        """Lease pages for sequences, oldest first, preempting younger ones as needed, and in the end the one itself.
+
+        Args:
+            growing: up to which token each one grows, and by how many pages.
+        """
+        num_ahead = sum(num_pages for _, _, num_pages in growing)
+        for sequence, wanted, num_pages in growing:
+            num_ahead -= num_pages
+            while sequence.lease is not None and not self.cache.grow(
+                sequence.lease,
+                num_tokens=wanted,
+                label=sequence.request.label,
+                num_ahead=0 if preempted else num_ahead,  # those may be among the preempted
+            ):
+                victim = self._victim(sequence)
+                self._preempt(victim)
+                preempted.append(victim)
 
     def _victim(self, sequence: Sequence) -> Sequence:
         """Choose who gives up its pages: of those younger, the cheapest to bring back; the sequence itself if none.
@@ -217,11 +236,11 @@ class Scheduler:
                 if now_s + expected_s >= sequence.origin.submitted_at_s + target_s:
                     self.waiting.make_urgent(sequence)
 
-    def _admit(self, chunks: list[Chunk]) -> None:
+    def _admit(self, chunks: list[Chunk], *, max_tokens: int) -> None:
         """Admit waiting sequences in policy order while tokens, rows and pages last."""
         if not self.waiting or len(self.running) >= self.config.max_running:
             return
-        num_left = self.config.max_step_tokens - sum(map(NUM_TOKENS, chunks))
+        num_left = max_tokens - sum(map(NUM_TOKENS, chunks))
         if num_left <= 0:
             return
         last_allowed, youngest, num_passed = 1 << 62, -1, 0

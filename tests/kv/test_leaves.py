@@ -154,3 +154,46 @@ def test_a_leaf_that_others_hold_is_looked_at_once():
         pool.release(pages)
         assert [eviction.num_pages for eviction in tree.evict(1)] == [1]
     assert queue.num_looks == 50
+
+
+class Calls(Side):
+    """Frees pages in several calls, with or without a word on those to come."""
+
+    def __init__(self, *args, tells):
+        super().__init__(*args)
+        self.tells = tells
+        self.num_ahead = 0
+
+    def evict(self, num_calls, waiting):
+        amounts = [1 + place % 2 for place in range(num_calls)]
+        num_free = 0
+        for place, num_pages in enumerate(amounts):
+            if num_free < num_pages:
+                num_ahead = sum(amounts[place + 1 :]) if self.tells else 0
+                evictions = self.tree.evict(num_pages - num_free, wanted=waiting, num_ahead=num_ahead)
+                num_free += sum(eviction.num_pages for eviction in evictions)
+            num_free = max(num_free - num_pages, 0)
+            self.num_ahead += num_free
+        assert num_free == 0
+
+    def cached(self):
+        return sorted((*self.tree._path(node), len(node.pages), node.last_used) for node in self.tree.nodes())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_goes_ahead_is_what_the_calls_to_come_would_take(policy, page_size):
+    num_ahead = 0
+    for seed in range(20):
+        rng, waiting = random.Random(seed), Waiting()
+        sides = [Calls(LeafQueue, policy, page_size, tells=tells) for tells in (True, False)]
+        for number in range(150):
+            operation = random_operation(rng, sides, waiting, page_size)
+            for side in sides:
+                side.do(*operation)
+            assert sides[0].cached() == sides[1].cached(), f"seed {seed}, operation {number}: {operation}"
+            sides[0].tree.check()
+            sides[0].pool.check()
+        num_ahead += sides[0].num_ahead
+        assert sides[1].num_ahead == 0
+    assert num_ahead > 20

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from radixrt.errors import InvariantViolation
+from radixrt.kv.cache import PrefixCache
 from radixrt.sched.budget import split_tokens
 from radixrt.sched.in_flight import InFlight
 from radixrt.sched.latency import load_of, pairs_of
@@ -260,6 +261,59 @@ def test_who_is_refused_by_a_count_would_be_refused_anyway(seed):
             assert state(short) == state(general)
         short.scheduler.check()
     assert short.scheduler.num_looks < general.scheduler.num_looks
+
+
+class OneByOneCache(PrefixCache):
+    def grow(self, lease, *, num_tokens, label="", num_ahead=0):
+        return super().grow(lease, num_tokens=num_tokens, label=label)
+
+
+class AheadCache(PrefixCache):
+    num_ahead = 0
+
+    def grow(self, lease, *, num_tokens, label="", num_ahead=0):
+        is_grown = super().grow(lease, num_tokens=num_tokens, label=label, num_ahead=num_ahead)
+        self.num_ahead += min(num_ahead, self.pool.num_free)
+        return is_grown
+
+
+def test_leases_that_grow_in_one_step_get_what_they_would_one_after_the_other():
+    num_ahead = num_preemptions = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        page_size = rng.choice([1, 2, 4])
+        options = {
+            "num_pages": rng.choice([24, 40, 60]) // page_size + 2,
+            "page_size": page_size,
+            "max_step_tokens": rng.choice([8, 40]),
+            "overlap": rng.random() < 0.5,
+        }
+        sides = Simulation(**options), Simulation(**options)
+        for side, kind in zip(sides, (AheadCache, OneByOneCache), strict=True):
+            side.cache.__class__ = kind
+        for _ in range(150):
+            if rng.random() < 0.3 and len(sides[0].scheduler.waiting) < 8:
+                prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 13))]
+                max_tokens = rng.randrange(1, 20)
+                for side in sides:
+                    side.add(prompt, max_tokens=max_tokens)
+                continue
+            for side in sides:
+                side.step()
+            planned = [
+                (
+                    [(item.sequence.arrival, *item[1:]) for item in side.plans[-1].chunks],
+                    [item.arrival for item in side.plans[-1].preempted],
+                    side.cache.counters.num_evicted_pages,
+                )
+                for side in sides
+            ]
+            assert planned[0] == planned[1], f"seed {seed}"
+            sides[0].scheduler.check()
+        num_ahead += sides[0].cache.num_ahead
+        num_preemptions += sides[0].scheduler.num_preemptions
+    assert num_ahead > 50
+    assert num_preemptions > 50
 
 
 @pytest.mark.parametrize("seed", range(5))

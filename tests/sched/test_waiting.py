@@ -214,4 +214,4 @@ def test_all_that_arrived_before_are_counted_as_passed_over(is_fair):
             is_urgent = simulation.scheduler.waiting._candidates[item].is_urgent
             assert is_urgent == (is_fair and item.num_skips >= 4)
         simulation.scheduler.waiting.check()
-        simulation.scheduler._admit([])
+        simulation.scheduler._admit([], max_tokens=simulation.scheduler.config.max_step_tokens)
