@@ -7,6 +7,11 @@ tokens are those of the workload.
 A run of steps in which nothing but decoding can happen is planned as one step: every sequence gets its next k - 1
 tokens at once, as if a grammar had forced them, and the step costs the seconds of k steps. k ends with the first
 sequence that ends and before the next arrival, so first tokens and ends fall on the same instants as step by step.
+So is a run of steps in which all others decode beside one long prefill, which takes what they leave of each step's
+tokens: nobody can be admitted. It ends with the prefill at the latest.
+
+Where pages are short, a merged step may now and then evict another leaf than its steps would: they would have published
+the prefill's pages and counted uses in between.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter, sub
 from typing import cast
 
 from radixrt.bench.machines import Machine
@@ -24,7 +30,8 @@ from radixrt.config import SchedConfig
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.packed import TOKEN_BYTES
-from radixrt.sched.latency import load_of
+from radixrt.sched.budget import NUM_COMPUTED, TOKEN_IDS
+from radixrt.sched.latency import load_of, pairs_of
 from radixrt.sched.plan import ChunkResult, StepPlan, StepResult, sampled
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence as RunningSequence
@@ -33,7 +40,10 @@ from radixrt.types import GenerateRequest, SamplingParams
 EOS = -1  # no workload's token
 NOT_SAMPLED = ChunkResult()
 MIN_MERGED_STEPS = 3
-STEPS_PER_WASTE_SAMPLE = 16
+PARTS_PER_WASTE_SAMPLE = 16
+
+# Of what a plan stands for: a number of steps, and the tokens and the attention pairs of all of them.
+Part = tuple[int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,16 @@ class Replay:
 class _Progress:
     """One request on its way through the simulation."""
 
-    __slots__ = ("admitted_s", "arrived_s", "ended_s", "first_token_s", "index", "output_ids", "sequence")
+    __slots__ = (
+        "admitted_s",
+        "arrived_s",
+        "ended_s",
+        "first_token_s",
+        "index",
+        "num_tokens_at_end",
+        "output_ids",
+        "sequence",
+    )
 
     def __init__(
         self, index: int, sequence: RunningSequence, *, output_ids: Sequence[int], arrived_s: float
@@ -111,6 +130,7 @@ class _Progress:
         self.index = index
         self.output_ids = output_ids
         self.sequence = sequence
+        self.num_tokens_at_end = sequence.num_prompt_tokens + len(output_ids)
         self.arrived_s = arrived_s
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
@@ -128,6 +148,9 @@ class _Progress:
             num_cached=self.sequence.num_cached,
             num_skips=self.sequence.num_skips,
         )
+
+
+NUM_TOKENS_AT_END = attrgetter("num_tokens_at_end")
 
 
 class Simulation:
@@ -155,10 +178,11 @@ class Simulation:
         self._to_come: list[tuple[float, int]] = []  # heap of (arrival, index)
         self._progress: dict[RunningSequence, _Progress] = {}
         self._done: list[RequestRecord | None] = [None] * len(requests)
-        self._num_computed_tokens = self._num_steps = self._num_plans = 0
+        self._num_computed_tokens = self._num_steps = self._num_plans = self._num_parts = 0
         self._num_slots = self._num_unused_slots = 0
         self._num_arrived = 0
-        self._num_merged = 1  # steps that the next plan stands for
+        self._num_merged = 1  # steps of decodes alone that the next plan stands for
+        self._parts: list[Part] = []  # or those beside a prefill; empty for all other plans
         for index, request in enumerate(requests):
             if not cache.fits_ever(request.num_max_total):
                 raise InvariantViolation(f"request {index} never fits; leave it out with Workload.fitting")
@@ -182,10 +206,17 @@ class Simulation:
         self._take_arrivals()
         if self.scheduler.is_idle and not self._to_come:
             return False
-        plan = StepPlan() if self.scheduler.is_idle else self.scheduler.plan(self.now_s)
+        plan = StepPlan()
+        if not self.scheduler.is_idle:
+            plan = self.scheduler.plan(self.now_s, num_steps=len(self._parts) or 1)
         if plan.chunks or plan.preempted:
-            self._step(plan, self._num_merged)
-            self._num_merged = self._merge(plan) if self._merges_steps else 1
+            parts = self._parts or [(self._num_merged, *load_of(plan.chunks))]
+            self._step(plan, parts)
+            self._num_merged, self._parts = 1, []
+            if self._merges_steps:
+                self._num_merged = self._merge_decodes(plan)
+                if parts[-1][1] >= self.scheduler.config.max_step_tokens:  # else no prefill had to stop
+                    self._parts = self._merge_prefill()
         elif self._to_come:
             self.now_s = self._to_come[0][0]
         else:
@@ -210,16 +241,17 @@ class Simulation:
             )
             self.scheduler.add(sequence, arrived_s)
 
-    def _step(self, plan: StepPlan, num_merged: int) -> None:
+    def _step(self, plan: StepPlan, parts: list[Part]) -> None:
         """Carry out a plan: advance the clock, sample, commit, and take down who started and ended."""
         began_s = self.now_s
-        num_tokens, num_pairs = load_of(plan.chunks)
-        seconds = self._machine.seconds(num_tokens, num_pairs, num_steps=num_merged)
-        self.now_s += seconds
-        self.busy_s += seconds
+        for num_steps, num_tokens, num_pairs in parts:
+            seconds = self._machine.seconds(num_tokens, num_pairs, num_steps=num_steps)
+            self.now_s += seconds
+            self.busy_s += seconds
+            self._num_steps += num_steps
+            self._num_computed_tokens += num_tokens
         self._num_plans += 1
-        self._num_steps += num_merged
-        self._num_computed_tokens += num_tokens
+        self._num_parts += len(parts)
         results, progress_of = [], self._progress
         for sequence, _, _, wants_sample, _, is_first in plan.chunks:
             if is_first and progress_of[sequence].admitted_s is None:
@@ -234,9 +266,11 @@ class Simulation:
                 progress_of[sequence].first_token_s = self.now_s
         num_running = len(self.scheduler.running)
         self.scheduler.take_in(plan, StepResult(tuple(results)))
-        self._count_waste(num_merged)
-        if num_merged == 1:
-            self.scheduler.observe(num_tokens, num_pairs, seconds)
+        self._count_waste(num_steps)
+        for num_steps, num_tokens, num_pairs in parts:
+            if num_steps == 1:
+                seconds = self._machine.seconds(num_tokens, num_pairs)
+                self.scheduler.observe(num_tokens, num_pairs, seconds)
         if len(self.scheduler.running) < num_running:
             for chunk in plan.chunks:
                 if chunk.sequence.finish_reason is not None:
@@ -248,7 +282,7 @@ class Simulation:
         for child in self._children.get(progress.index, ()):
             heapq.heappush(self._to_come, (self.now_s + self._requests[child].arrival_s, child))
 
-    def _merge(self, plan: StepPlan) -> int:
+    def _merge_decodes(self, plan: StepPlan) -> int:
         """Give the running sequences what they will decode in the next steps; give how many steps that is."""
         running, machine = self.scheduler.running, self._machine
         next_s = self._to_come[0][0] - self.now_s if self._to_come else math.inf
@@ -281,13 +315,48 @@ class Simulation:
         )
         if num_steps < MIN_MERGED_STEPS or num_pages > cache.num_obtainable_pages:
             return 1
-        for progress in ready:
-            place = progress.sequence.num_output_tokens
-            progress.sequence.token_ids.extend(progress.output_ids[place : place + num_steps - 1])
+        _foretell(ready, num_steps - 1)
         return num_steps
 
+    def _merge_prefill(self) -> list[Part]:
+        """Give those who decode their next tokens while the oldest prefill goes on; give these steps, or none.
+
+        A run also ends where waste is counted next.
+        """
+        running, config, cache = self.scheduler.running, self.scheduler.config, self.scheduler.cache
+        prefill = next((item for item in running if item.num_computed < item.num_prompt_tokens), None)
+        has_target = config.tpot_ms is not None or config.ttft_ms is not None
+        if prefill is None or has_target or config.prefill_mode != "mixed":
+            return []
+        decodes = [item for item in running if item.num_computed >= item.num_prompt_tokens]
+        num_decodes, max_tokens, start = len(decodes), config.max_step_tokens, prefill.num_computed
+        num_rest = max_tokens - num_decodes  # of each step, for the oldest prefill; younger ones get nothing
+        if num_rest <= 0:
+            return []
+        num_steps = PARTS_PER_WASTE_SAMPLE - self._num_parts % PARTS_PER_WASTE_SAMPLE
+        num_steps = min(num_steps, (prefill.num_prompt_tokens - start) // num_rest)
+        if num_steps < 2 or num_decodes * cache.num_pages_for(num_steps) > cache.num_obtainable_pages:
+            return []
+        ready = list(map(self._progress.__getitem__, decodes))
+        num_totals = list(map(len, map(TOKEN_IDS, decodes)))
+        num_pairs = sum(num_totals)
+        if num_pairs - sum(map(NUM_COMPUTED, decodes)) != num_decodes:
+            return []  # one was preempted and computes its output again
+        num_steps = min([num_steps - 1, *map(sub, map(NUM_TOKENS_AT_END, ready), num_totals)]) + 1
+        parts: list[Part] = []
+        now_s, next_s = self.now_s, self._to_come[0][0] if self._to_come else math.inf
+        while len(parts) < num_steps and now_s < next_s:
+            part = (1, max_tokens, num_pairs + pairs_of(start, num_rest))
+            parts.append(part)
+            now_s += self._machine.seconds(*part[1:])
+            start += num_rest
+            num_pairs += num_decodes
+        if parts:
+            _foretell(ready, len(parts) - 1)
+        return parts
+
     def _count_waste(self, num_steps: int) -> None:
-        if self._num_plans % STEPS_PER_WASTE_SAMPLE == 0:
+        if self._num_parts % PARTS_PER_WASTE_SAMPLE == 0:
             num_slots, num_unused = count_slots(self.scheduler.cache, self.scheduler.running)
             self._num_slots += num_slots * num_steps
             self._num_unused_slots += num_unused * num_steps
@@ -306,6 +375,13 @@ class Simulation:
             num_plans=self._num_plans,
             kv_waste=self._num_unused_slots / max(self._num_slots, 1),
         )
+
+
+def _foretell(decoding: list[_Progress], num_tokens: int) -> None:
+    """Give sequences their next tokens."""
+    for progress in decoding:
+        place = progress.sequence.num_output_tokens
+        progress.sequence.token_ids.extend(progress.output_ids[place : place + num_tokens])
 
 
 @functools.cache

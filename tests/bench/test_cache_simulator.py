@@ -1,4 +1,6 @@
+import random
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +68,79 @@ def test_merged_steps_give_the_same_times(name):
         assert left.first_token_s == pytest.approx(right.first_token_s)
         assert left.ended_s == pytest.approx(right.ended_s)
         assert left.num_cached == right.num_cached
+
+
+class BesidePrefills(Simulation):
+    """Merges no steps in which all decode."""
+
+    def _merge_decodes(self, plan):
+        return 1
+
+
+def crowded(rng):
+    """Requests whose prompts take many steps and begin alike, some after others."""
+    num_ids, longest_gap_s = rng.choice([2, 50_000]), rng.choice([0.0, 0.005, 0.02, 0.1])
+    shared = [rng.randrange(num_ids) for _ in range(200)]
+    requests, now_s = [], 0.0
+    for index in range(rng.randrange(10, 40)):
+        now_s += rng.random() * longest_gap_s
+        parent = rng.randrange(index) if index and rng.random() < 0.2 else None
+        own = [rng.randrange(num_ids) for _ in range(rng.randrange(1, rng.choice([20, 300])))]
+        prompt = array("i", shared[: rng.randrange(200)] + own)
+        output = array(
+            "i", [rng.randrange(num_ids) for _ in range(rng.choice([5, 5, rng.randrange(40), 90]))]
+        )
+        requests.append(SimRequest(now_s if parent is None else 0.01, prompt, output, parent=parent))
+    return requests
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_steps_beside_a_long_prefill_are_merged_without_a_trace(is_tight):
+    """Under fifo, where recency does not tell when a prefill's pages were published; a started page may."""
+    num_merged = num_preemptions = num_evicted = 0
+    for seed in range(50):
+        rng = random.Random(seed)
+        requests, page_size = crowded(rng), rng.choice([1, 4, 16])
+        num_tokens = max(request.num_max_total for request in requests) + rng.choice([0, 40, 160, 800])
+        num_pages = (num_tokens if is_tight else 30_000) // page_size + 2
+        is_enabled = rng.random() < 0.8
+        config = SchedConfig(
+            max_step_tokens=rng.choice([4, 8, 16, 64]),
+            max_running=rng.choice([2, 4, 16]),
+            policy=rng.choice(["fcfs", "cache_aware", "dfs", "longest_prefix"]),
+        )
+        replays, num_observed = [], set()
+        for kind, merges_steps in ((BesidePrefills, True), (Simulation, False)):
+            cache = PrefixCache(num_pages, page_size=page_size, is_enabled=is_enabled, eviction="fifo")
+            simulation = kind(
+                requests, cache=cache, config=config, machine=MACHINE, merges_steps=merges_steps
+            )
+            replays.append(simulation.run())
+            num_observed.add(simulation.scheduler.step_times.num_steps)
+            simulation.scheduler.check()
+        merged, single = replays
+        num_merged += single.num_plans - merged.num_plans
+        num_evicted += single.num_evicted_pages
+        num_preemptions += single.num_preemptions
+        kv_waste = merged.kv_waste if is_tight else single.kv_waste
+        assert merged == replace(single, num_plans=merged.num_plans, kv_waste=kv_waste), f"seed {seed}"
+        assert len(num_observed) == 1
+    assert num_merged > 1000
+    assert (num_evicted > 1000, num_preemptions > 0) == (is_tight, is_tight)
+
+
+@pytest.mark.parametrize(
+    "options", [{"prefill_mode": "separate"}, {"tpot_ms": 5.0}, {"ttft_ms": 5.0}], ids=str
+)
+def test_steps_beside_a_prefill_are_not_merged_where_time_counts(options):
+    requests = [SimRequest(0.0, array("i", range(at, at + 400)), array("i", [1] * 30)) for at in range(3)]
+    for more, is_merged in ((options, False), ({}, True)):
+        config = SchedConfig(max_step_tokens=16, **more)
+        simulation = BesidePrefills(
+            requests, cache=PrefixCache(300, page_size=16), config=config, machine=MACHINE
+        )
+        replay = simulation.run()
+        assert (replay.num_plans < replay.num_steps) == is_merged
 
 
 @pytest.mark.parametrize(
