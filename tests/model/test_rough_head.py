@@ -72,6 +72,7 @@ NORMS = {
     "ones": lambda norm: torch.ones_like(norm),
     "one large input": lambda norm: torch.where(torch.arange(len(norm)) == 5, 300.0, 1.0),
     "no input": torch.zeros_like,
+    "small inputs": lambda norm: torch.full_like(norm, 1e-24),
     "tiny inputs": lambda norm: torch.full_like(norm, 1e-38),
     "huge inputs": lambda norm: torch.full_like(norm, 3e37),
     "nan": lambda norm: torch.where(torch.arange(len(norm)) == 5, float("nan"), 1.0),
@@ -119,6 +120,15 @@ def test_no_inputs_change_the_likeliest_token(tmp_path, hidden_size, norm):
     for dtype in (torch.float32, torch.bfloat16):
         final_norm = NORMS[norm](torch.ones(hidden_size)).to(dtype)
         assert_same(build(folder, dtype=dtype, num_threads=1, head=head.to(dtype), final_norm=final_norm))
+
+
+def test_products_that_underflow_do_not_change_the_likeliest_token(tmp_path):
+    folder = tiny_model("llama", tmp_path, hidden_size=96, vocab_size=VOCAB_SIZE)
+    final_norm = torch.full((96,), 1e-9)
+    for size in (1e-27, 1e-29, 1e-31):
+        head = draw(VOCAB_SIZE, 96) * size
+        for dtype in (torch.float32, torch.bfloat16):
+            assert_same(build(folder, dtype=dtype, head=head.to(dtype), final_norm=final_norm.to(dtype)))
 
 
 @pytest.mark.parametrize("variant", VARIANT_NAMES)
