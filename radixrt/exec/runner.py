@@ -104,7 +104,7 @@ class ModelRunner:
         self.store.copy_pages(plan.page_copies)
         inputs = build_inputs(plan, page_size=self.store.layout.page_size)
         pending = self._fill_masks(plan)
-        # Masks and logprobs look at logits; what else may, the rows tell, which are there at once then.
+        # Masks and logprobs look at logits. Without them the rows are made already, and tell what else does.
         is_plain = all(chunk.sequence.plain_ends is not None for chunk in plan.chunks)
         wants_logits = not is_plain or sampler.wants_logits(pending())
         try:

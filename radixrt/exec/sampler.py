@@ -32,7 +32,7 @@ def wants_logits(rows: Seq[SampleRow]) -> bool:
 
 
 def take_likeliest(rows: Seq[SampleRow], found: Found) -> list[int | RadixrtError]:
-    """Do `sample` for rows that want no logits. Args: found: `likeliest` of their logits."""
+    """Do `sample` for rows that want no logits, by what `likeliest` finds in them."""
     return [verdict(*row) for row in zip(*found, rows, strict=True)]
 
 

@@ -16,7 +16,7 @@ from tests.support.variants import VARIANT_NAMES
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 
 VOCAB_SIZE = 1357  # the last panel is not full
-COUNTS = (1, 5, 13, 40)  # rows of a step
+COUNTS = (1, 40)  # rows of a step
 
 
 def draw(*shape, seed=1):
@@ -79,10 +79,13 @@ NORMS = {
 }
 
 
-def assert_same(decoder):
+def assert_same(folder, **options):
     """Compute steps with and without logits, for several numbers of rows and of tokens that can be drawn."""
     for count in COUNTS:
-        for num_token_ids in (VOCAB_SIZE, 705, 32):
+        for num_token_ids in (VOCAB_SIZE, 705):
+            decoder = build(
+                folder, **options
+            )  # anew: after a search that did not gain there is none for a while
             pages = Pages(decoder, page_size=4)
             inputs = pages.inputs({"a": prompt(count)})
             known, found = (
@@ -107,7 +110,7 @@ def test_no_weights_change_the_likeliest_token(tmp_path, variant, head):
     folder = tiny_model("llama", tmp_path, hidden_size=96, vocab_size=VOCAB_SIZE)
     weights = HEADS[head](draw(VOCAB_SIZE, 96)).contiguous()
     for dtype in (torch.float32, torch.bfloat16):
-        assert_same(build(folder, dtype=dtype, variant=variant, num_threads=3, head=weights.to(dtype)))
+        assert_same(folder, dtype=dtype, variant=variant, num_threads=3, head=weights.to(dtype))
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -119,7 +122,7 @@ def test_no_inputs_change_the_likeliest_token(tmp_path, hidden_size, norm):
     head = draw(VOCAB_SIZE, hidden_size)
     for dtype in (torch.float32, torch.bfloat16):
         final_norm = NORMS[norm](torch.ones(hidden_size)).to(dtype)
-        assert_same(build(folder, dtype=dtype, num_threads=1, head=head.to(dtype), final_norm=final_norm))
+        assert_same(folder, dtype=dtype, num_threads=1, head=head.to(dtype), final_norm=final_norm)
 
 
 def test_products_that_underflow_do_not_change_the_likeliest_token(tmp_path):
@@ -128,7 +131,7 @@ def test_products_that_underflow_do_not_change_the_likeliest_token(tmp_path):
     for size in (1e-27, 1e-29, 1e-31):
         head = draw(VOCAB_SIZE, 96) * size
         for dtype in (torch.float32, torch.bfloat16):
-            assert_same(build(folder, dtype=dtype, head=head.to(dtype), final_norm=final_norm.to(dtype)))
+            assert_same(folder, dtype=dtype, head=head.to(dtype), final_norm=final_norm.to(dtype))
 
 
 @pytest.mark.parametrize("variant", VARIANT_NAMES)

@@ -163,7 +163,7 @@ class CpuDecoder:
             token_ids, positions, slots: [T] int64. page_table: [B * P] int32. query_start: [B + 1] int32.
             context_lens: [B] int32. sample_rows: [S] int64.
             num_token_ids: tokens that can be drawn, the first of the vocabulary.
-            wants_logits: without them the likeliest tokens, the same ones, cost half as much memory traffic.
+            wants_logits: without them the same tokens are found, sooner where the library has rough products.
         Raises:
             ValueError: a shape or type differs, an id, slot, page or row is out of range.
         Changes: store at `slots`, all layers.

@@ -1,11 +1,11 @@
 // A row's likeliest output without most of its outputs. A rough product of 8-bit weights with 8-bit inputs gives every
-// output and a bound on its error; only what may be the largest is then computed as ever. So half the memory is read,
-// and the answer is the same to the bit.
+// output and a bound on its error; only what may be the largest is then computed as ever. So of a bfloat16 weight half the
+// memory is read, and the answer is the same to the bit.
 //
 //     w = s q + d,  x = a h + r,  q and h whole numbers:     w . x = s a (q . h) + s q . r + d . x
 //
-// The last two are the error: |s q| |r| + |d| |x| at most (lengths of vectors). Where that leaves an output open, r is
-// split once more, r = b l + r', and s b (q . l) is added: the weights are near then.
+// The last two are the error: |s q| |r| + |d| |x| at most (lengths of vectors), and what the exact product rounds. Where
+// that leaves an output open, r is split once more, r = b l + r', and s b (q . l) is added: the weights are near then.
 #pragma once
 
 #include <atomic>
@@ -46,8 +46,9 @@ constexpr bool kHasRough = true;
 constexpr int kOffset = 128, kMostByte = 127;
 // Less than this is taken for 0, so that its inverse is a number.
 constexpr float kLeastStep = 1e-35f;
-// Longer weights or inputs are always open: a product might overflow on its way to a sum that does not.
-constexpr double kMostLength = 1e18;
+// Longer weights or inputs, and shorter inputs, leave outputs open: products might overflow on their way to a sum that does
+// not, or vanish. With the least rest of weights, errors are larger than all that is flushed to zero.
+constexpr float kMostLength = 1e18f, kLeastLength = 1e-10f, kLeastRest = 1e-20f;
 
 struct Byte {};
 
@@ -79,9 +80,9 @@ inline void pack_rough_row(const T* weight, int64_t num_inputs, int64_t lane, Ro
     }
     bounds.step[lane] = step;
     bounds.length[lane] = (float)std::sqrt(length);
-    // Where a weight is no number neither of them is.
-    const bool is_usual = length <= kMostLength * kMostLength && rest <= kMostLength * kMostLength;
-    bounds.rest[lane] = is_usual ? (float)std::sqrt(rest) : std::numeric_limits<float>::infinity();
+    const bool is_usual = std::sqrt(length) <= kMostLength && std::sqrt(rest) <= kMostLength;  // false without numbers
+    bounds.rest[lane] =
+        is_usual ? std::max((float)std::sqrt(rest), kLeastRest) : std::numeric_limits<float>::infinity();
 }
 
 // A weight [num_outputs, num_inputs], rows contiguous -> panels, zeros where nothing is.
@@ -106,12 +107,16 @@ public:
         num_columns_ = num_columns;
         num_inputs_ = num_inputs;
         num_steps_ = rough_steps(num_inputs);
+        // An exact product rounds by 2^-24 of its terms at most num_inputs times; conversions and lengths some more.
         slack_ = (float)(num_inputs + 64) * 0x1p-23f;
         if (num_rows > (int64_t)rows_.size()) rows_ = std::vector<Row>(num_rows);
         for (Row& row : rows_) row.least.store(-kInfinity, std::memory_order_relaxed);
         words_.resize(num_rows * row_stride());
         threads_.resize(num_threads);
-        for (Thread& thread : threads_) thread.open.clear();
+        for (Thread& thread : threads_) {
+            if (num_rows > (int64_t)thread.open.size()) thread.open.resize(num_rows);
+            for (std::vector<Open>& open : thread.open) open.clear();
+        }
     }
 
     // Rows of words: h [num_steps], then l [num_steps].
@@ -137,7 +142,7 @@ public:
         Row& taken = rows_[row];
         taken.step[0] = taken.step[1] = 0.0f;
         taken.offset[0] = taken.offset[1] = 0;
-        if (!(length <= kMostLength)) {
+        if (!(length >= kLeastLength && length <= kMostLength)) {
             taken.error[0] = taken.error[1] = taken.rest_error = kInfinity;  // every output is open
             return;
         }
@@ -191,7 +196,14 @@ public:
         }
         if (most < least) return;
         raise(taken.least, least);
-        threads_[thread].open.push_back({row, panel, most});
+        threads_[thread].open[row].push_back({panel, most});
+    }
+
+    // Once all panels were seen: how many are to be computed, of all rows.
+    int64_t num_open(int64_t num_rows) const {
+        int64_t count = 0;
+        for (int64_t row = 0; row < num_rows; ++row) for_each_open(row, [&](int64_t) { ++count; });
+        return count;
     }
 
     // Once all panels were seen: call function(panel) for those that may hold the row's largest output.
@@ -199,8 +211,8 @@ public:
     void for_each_open(int64_t row, Function&& function) const {
         const float least = rows_[row].least.load(std::memory_order_relaxed);
         for (const Thread& thread : threads_)
-            for (const Open& open : thread.open)
-                if (open.row == row && open.most >= least) function(open.panel);
+            for (const Open& open : thread.open[row])
+                if (open.most >= least) function(open.panel);
     }
 
 private:
@@ -214,11 +226,11 @@ private:
         std::atomic<float> least;
     };
     struct Open {
-        int64_t row, panel;
+        int64_t panel;
         float most;
     };
     struct alignas(kLineBytes) Thread {
-        std::vector<Open> open;
+        std::vector<std::vector<Open>> open;  // by row
     };
 
     static void raise(std::atomic<float>& least, float value) {

@@ -105,9 +105,7 @@ public:
         sampled_.choose(inputs.batch, inputs.sample_rows, inputs.num_sampled);
         last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window, num_threads);
         likeliest_.begin(num_threads, inputs.num_sampled, inputs.num_token_ids);
-#if defined(RADIXRT_HAS_ROUGH)
-        search_.begin(num_threads, inputs.num_sampled, inputs.num_token_ids, shape_.hidden_size);
-#endif
+        begin_search(!outputs.logits);
         team_.run([&](int thread) { run(thread, outputs.logits); });
         likeliest_.write(outputs.token_ids, outputs.largest);
     }
@@ -166,15 +164,7 @@ private:
             add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias, rows);
         }
         norm(thread, weights_.final_norm, rows);
-#if defined(RADIXRT_HAS_ROUGH)
-        if (!logits && weights_.rough_head.panels) {
-            search_head(thread);
-        } else {
-            project_head(thread, logits);
-        }
-#else
-        project_head(thread, logits);
-#endif
+        if (!searches_ || !search_head(thread)) project_head(thread, logits);
         units_[thread].release();
     }
 
@@ -310,8 +300,21 @@ private:
     }
 
 #if defined(RADIXRT_HAS_ROUGH)
-    // What project_head finds, computing few of its outputs.
-    void search_head(int thread) {
+    // Panels for one row at a time cost some eight times as much as for many rows.
+    static constexpr int64_t kDearShare = 8;
+    // Steps without a search after one that did not gain: of weights without good 8 bits few pay for it.
+    static constexpr int kPause = 64;
+
+    void begin_search(bool is_enough) {
+        if (searches_ && !gained_) pause_ = kPause;
+        searches_ = is_enough && weights_.rough_head.panels && pause_ == 0;
+        if (is_enough && pause_ > 0) --pause_;
+        if (searches_)
+            search_.begin(team_.num_threads(), inputs_.num_sampled, inputs_.num_token_ids, shape_.hidden_size);
+    }
+
+    // What project_head finds, computing few of its outputs; false: too many may be the largest, and nothing is done.
+    bool search_head(int thread) {
         const int64_t num_rows = inputs_.num_sampled, num_steps = steps(shape_.hidden_size);
         const Weight exact = head(), rough{weights_.rough_head.panels, exact.num_panels, search_.num_steps()};
         team_.for_each(thread, num_rows,
@@ -320,6 +323,9 @@ private:
                                    [&](int64_t row, int64_t panel, const Floats* sums) {
                                        search_.see(thread, row, panel, weights_.rough_head, sums);
                                    });
+        const int64_t num_open = search_.num_open(num_rows);
+        if (thread == 0) gained_ = 2 * kDearShare * num_open <= num_rows * exact.num_panels;
+        if (kDearShare * num_open > num_rows * exact.num_panels) return false;
         team_.for_each(thread, num_rows, [&](int64_t row) {
             search_.for_each_open(row, [&](int64_t panel) {
                 Floats sums[1][kPanelVectors] = {};
@@ -328,7 +334,11 @@ private:
                 likeliest_.see(thread, row, panel, sums[0]);
             });
         });
+        return true;
     }
+#else
+    void begin_search(bool) {}
+    bool search_head(int) { return false; }
 #endif
 
     // Store the first `count` lanes, at most all.
@@ -353,7 +363,10 @@ private:
     Likeliest likeliest_;
 #if defined(RADIXRT_HAS_ROUGH)
     RoughSearch search_;
+    bool gained_ = true;  // the last search
+    int pause_ = 0;       // steps to go without one
 #endif
+    bool searches_ = false;  // in this step
     int64_t num_reserved_ = 0, num_sampled_reserved_ = 0;
     std::vector<float> hidden_, sampled_hidden_, qkv_, cosine_, sine_;
     Aligned<T> normed_, q_, sampled_q_, attended_, activated_;
