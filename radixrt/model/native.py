@@ -20,8 +20,8 @@ class NativeDecoder:
     """Compute logits of a ragged batch over paged keys and values, as `decoder.Decoder` does, in one C++ call.
 
     A row's logits depend on its own tokens alone, to the bit and in every dtype: not on the batch, on chunks, on what
-    was cached, or on the number of threads. Holds its own packed copy of the weights (of the head, where the kernels can use it,
-    8 bits a weight besides) and its own threads.
+    was cached, or on the number of threads. Holds its own packed copy of the weights (of the head 8 bits a weight besides,
+    where the kernels can use them) and its own threads.
 
     While torch's OpenMP threads spin after a parallel operation, a step waits for the cores that they hold: 16.4 ms
     instead of 8.7 (kernels/RESULTS.md). Who uses this decoder should leave torch one thread.
