@@ -81,11 +81,9 @@ NORMS = {
 
 def assert_same(folder, **options):
     """Compute steps with and without logits, for several numbers of rows and of tokens that can be drawn."""
+    decoder = build(folder, **options)
     for count in COUNTS:
         for num_token_ids in (VOCAB_SIZE, 705):
-            decoder = build(
-                folder, **options
-            )  # anew: after a search that did not gain there is none for a while
             pages = Pages(decoder, page_size=4)
             inputs = pages.inputs({"a": prompt(count)})
             known, found = (
@@ -132,6 +130,17 @@ def test_products_that_underflow_do_not_change_the_likeliest_token(tmp_path):
         head = draw(VOCAB_SIZE, 96) * size
         for dtype in (torch.float32, torch.bfloat16):
             assert_same(folder, dtype=dtype, head=head.to(dtype), final_norm=final_norm.to(dtype))
+
+
+def test_searches_in_vain_stop_and_begin_again(tmp_path):
+    folder = tiny_model("llama", tmp_path, hidden_size=96, vocab_size=VOCAB_SIZE)
+    decoder = build(folder, head=HEADS["repeated"](draw(VOCAB_SIZE, 96)).contiguous())
+    pages = Pages(decoder, page_size=4)
+    inputs = pages.inputs({"a": prompt(3)})
+    known = decoder.predict(inputs, pages.store, num_token_ids=VOCAB_SIZE)
+    for _ in range(150):
+        found = decoder.predict(inputs, pages.store, num_token_ids=VOCAB_SIZE, wants_logits=False)
+        assert found[1:] == known[1:]
 
 
 @pytest.mark.parametrize("variant", VARIANT_NAMES)

@@ -302,11 +302,13 @@ private:
 #if defined(RADIXRT_HAS_ROUGH)
     // Panels for one row at a time cost some eight times as much as for many rows.
     static constexpr int64_t kDearShare = 8;
-    // Steps without a search after one that did not gain: of weights without good 8 bits few pay for it.
-    static constexpr int kPause = 64;
+    // After so many searches in a row that did not gain there is none for some steps, then one on trial: so weights without
+    // good 8 bits cost little, and a single row that might go on in many ways stops nothing.
+    static constexpr int kMostVain = 4, kPause = 64;
 
     void begin_search(bool is_enough) {
-        if (searches_ && !gained_) pause_ = kPause;
+        if (searches_) num_vain_ = gained_ ? 0 : num_vain_ + 1;
+        if (searches_ && num_vain_ >= kMostVain) pause_ = kPause;
         searches_ = is_enough && weights_.rough_head.panels && pause_ == 0;
         if (is_enough && pause_ > 0) --pause_;
         if (searches_)
@@ -364,6 +366,7 @@ private:
 #if defined(RADIXRT_HAS_ROUGH)
     RoughSearch search_;
     bool gained_ = true;  // the last search
+    int num_vain_ = 0;    // in a row
     int pause_ = 0;       // steps to go without one
 #endif
     bool searches_ = false;  // in this step
