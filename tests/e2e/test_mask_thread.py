@@ -9,6 +9,7 @@ import pytest
 from radixrt import DeviceError, Engine, FinishReason, GrammarSpec, SamplingParams
 from radixrt.grammar.engines.llg import LLMatcher
 from tests.support.models import tiny_model
+from tests.support.threads import NewThreads
 
 GRAMMAR = GrammarSpec.json_schema(
     {"type": "array", "items": {"type": "integer"}, "minItems": 5, "maxItems": 5}
@@ -112,9 +113,8 @@ def test_every_row_gets_its_own_mask(engine):
 
 
 def test_a_closed_engine_leaves_no_thread(tmp_path):
-    before = set(threading.enumerate())
+    threads = NewThreads()
     with Engine(tiny_model("llama", tmp_path / "tiny"), dtype="float32", threads=1) as engine:
         engine.generate("x", SAMPLING)
-        assert any(thread.name.startswith(MASK_THREAD) for thread in set(threading.enumerate()) - before)
-    left = [thread.name for thread in set(threading.enumerate()) - before]
-    assert not [name for name in left if name.startswith("radixrt")]
+        assert any(name.startswith(MASK_THREAD) for name in threads.names())
+    assert not [name for name in threads.names() if name.startswith("radixrt")]

@@ -1,12 +1,12 @@
 """Branches share a prefix, run side by side and keep their own outcomes."""
 
 import re
-import threading
 
 import pytest
 
 from frontend_lang import Err, Ok, ProgramError, assistant, gen, program, user
 from tests.support.backends import ScriptedBackend
+from tests.support.threads import NewThreads
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -214,11 +214,11 @@ def test_a_branch_forked_inside_a_message_ends_it_by_the_next():
 
 
 def test_a_hundred_forking_programs_need_no_thread_of_their_own():
-    most_threads = 0
+    threads, most_threads = NewThreads(), 0
 
     def answer(request, prompt):
         nonlocal most_threads
-        most_threads = max(most_threads, threading.active_count())
+        most_threads = max(most_threads, len(threads.names()))
         return "tip"
 
     @program
@@ -231,15 +231,14 @@ def test_a_hundred_forking_programs_need_no_thread_of_their_own():
         s += assistant(gen("summary"))
 
     backend = ScriptedBackend(answer, delay_s=0.001)
-    before = threading.active_count()
     outcomes = tips.with_options(backend=backend).map(
         [(str(index),) for index in range(100)], max_concurrency=100
     )
     assert all(outcome.is_ok for outcome in outcomes)
     assert backend.num_calls == 500
     assert backend.most_running > 100
-    assert most_threads <= before + 1
-    assert threading.active_count() == before
+    assert most_threads <= 1
+    assert not threads.names()
 
 
 def test_cancelled_branches_stop_at_once_and_are_the_programs_to_handle():

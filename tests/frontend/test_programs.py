@@ -10,6 +10,7 @@ import pytest
 
 from frontend_lang import ProgramError, State, function, gen, program, set_default_backend
 from tests.support.backends import ScriptedBackend
+from tests.support.threads import NewThreads
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -111,10 +112,10 @@ def test_user_code_runs_exactly_once_per_item():
 
 
 def test_a_progress_bar_is_shown_when_asked_for_and_leaves_no_thread(capsys, monkeypatch):
-    before = threading.active_count()
+    threads = NewThreads()
     answering("A").map([("a",)] * 3, progress=True)
     assert "echo: 100%" in capsys.readouterr().err
-    assert threading.active_count() == before
+    assert not threads.names()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     answering("A").map([("a",)] * 3)
     answering("A").run("a")
@@ -248,10 +249,10 @@ def test_run_works_inside_someone_elses_loop_and_leaves_no_thread():
     async def notebook():
         return answering("A").run("q"), answering("B").map([("q",)])
 
-    before = threading.active_count()
+    threads = NewThreads()
     result, outcomes = asyncio.run(notebook())
     assert (result["x"], outcomes[0]["x"]) == ("A", "B")
-    assert threading.active_count() == before
+    assert not threads.names()
 
     async def failing():
         echo.with_options(backend=ScriptedBackend(fail_at={0})).run("q")

@@ -26,6 +26,7 @@ from frontend_lang import (
 from radixrt import Engine, RequestAborted
 from tests.support.backends import ScriptedBackend
 from tests.support.models import tiny_model
+from tests.support.threads import NewThreads
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -178,9 +179,9 @@ def test_a_dropped_stream_and_a_closed_one_cancel_the_program():
 
 
 def test_a_stream_leaves_no_thread():
-    before = threading.active_count()
+    threads = NewThreads()
     list(turns.with_options(backend=ScriptedBackend()).stream("One?", "Two?"))
-    until(lambda: threading.active_count() == before)
+    until(lambda: not threads.names())
 
 
 def test_control_c_while_reading_ends_the_program():
