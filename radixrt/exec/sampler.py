@@ -28,7 +28,7 @@ Found = tuple[list[int], list[float]]  # of N rows: the likeliest token and its 
 
 def wants_logits(rows: Seq[SampleRow]) -> bool:
     """Tell whether any row asks for more than its likeliest token. Pure."""
-    return any(not row.sampling.is_greedy or row.mask is not None or not _is_settled(row, 0) for row in rows)
+    return any(not row.sampling.is_greedy or row.mask is not None or _is_adjusted(row) for row in rows)
 
 
 def take_likeliest(rows: Seq[SampleRow], found: Found) -> list[int | RadixrtError]:
@@ -87,9 +87,14 @@ def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
 
 def _is_settled(row: SampleRow, likeliest: int) -> bool:
     """Tell whether a row's raw logits will do: nothing applies, or a greedy row's mask allows the likeliest token."""
-    if row.sampling.logit_bias or row.banned_ids or has_penalty(row.sampling):
+    if _is_adjusted(row):
         return False
     return row.mask is None or (row.sampling.is_greedy and is_allowed(row.mask, likeliest))
+
+
+def _is_adjusted(row: SampleRow) -> bool:
+    """Tell whether something besides a mask changes a row's logits."""
+    return bool(row.sampling.logit_bias or row.banned_ids) or has_penalty(row.sampling)
 
 
 def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
