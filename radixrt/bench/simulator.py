@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, sub
-from typing import cast
+from typing import NamedTuple, cast
 
 from radixrt.bench.machines import Machine
 from radixrt.bench.workloads import SimRequest
@@ -42,8 +42,14 @@ NOT_SAMPLED = ChunkResult()
 MIN_MERGED_STEPS = 3
 PARTS_PER_WASTE_SAMPLE = 16
 
-# Of what a plan stands for: a number of steps, and the tokens and the attention pairs of all of them.
-Part = tuple[int, int, float]
+
+class Part(NamedTuple):
+    """A part of what a plan stands for: so many steps, and the tokens, the attention pairs and the time of all of them."""
+
+    num_steps: int
+    num_tokens: int
+    num_pairs: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +216,14 @@ class Simulation:
         if not self.scheduler.is_idle:
             plan = self.scheduler.plan(self.now_s, num_steps=len(self._parts) or 1)
         if plan.chunks or plan.preempted:
-            parts = self._parts or [(self._num_merged, *load_of(plan.chunks))]
+            parts = self._parts or [self._part(self._num_merged, *load_of(plan.chunks))]
             self._step(plan, parts)
             self._num_merged, self._parts = 1, []
             if self._merges_steps:
                 self._num_merged = self._merge_decodes(plan)
-                if parts[-1][1] >= self.scheduler.config.max_step_tokens:  # else no prefill had to stop
+                if (
+                    parts[-1].num_tokens >= self.scheduler.config.max_step_tokens
+                ):  # else no prefill had to stop
                     self._parts = self._merge_prefill()
         elif self._to_come:
             self.now_s = self._to_come[0][0]
@@ -244,8 +252,7 @@ class Simulation:
     def _step(self, plan: StepPlan, parts: list[Part]) -> None:
         """Carry out a plan: advance the clock, sample, commit, and take down who started and ended."""
         began_s = self.now_s
-        for num_steps, num_tokens, num_pairs in parts:
-            seconds = self._machine.seconds(num_tokens, num_pairs, num_steps=num_steps)
+        for num_steps, num_tokens, _, seconds in parts:
             self.now_s += seconds
             self.busy_s += seconds
             self._num_steps += num_steps
@@ -267,14 +274,17 @@ class Simulation:
         num_running = len(self.scheduler.running)
         self.scheduler.take_in(plan, StepResult(tuple(results)))
         self._count_waste(num_steps)
-        for num_steps, num_tokens, num_pairs in parts:
+        for num_steps, num_tokens, num_pairs, seconds in parts:
             if num_steps == 1:
-                seconds = self._machine.seconds(num_tokens, num_pairs)
                 self.scheduler.observe(num_tokens, num_pairs, seconds)
         if len(self.scheduler.running) < num_running:
             for chunk in plan.chunks:
                 if chunk.sequence.finish_reason is not None:
                     self._end(progress_of.pop(chunk.sequence))
+
+    def _part(self, num_steps: int, num_tokens: int, num_pairs: float) -> Part:
+        seconds = self._machine.seconds(num_tokens, num_pairs, num_steps=num_steps)
+        return Part(num_steps, num_tokens, num_pairs, seconds)
 
     def _end(self, progress: _Progress) -> None:
         progress.ended_s = self.now_s
@@ -346,9 +356,9 @@ class Simulation:
         parts: list[Part] = []
         now_s, next_s = self.now_s, self._to_come[0][0] if self._to_come else math.inf
         while len(parts) < num_steps and now_s < next_s:
-            part = (1, max_tokens, num_pairs + pairs_of(start, num_rest))
+            part = self._part(1, max_tokens, num_pairs + pairs_of(start, num_rest))
             parts.append(part)
-            now_s += self._machine.seconds(*part[1:])
+            now_s += part.seconds
             start += num_rest
             num_pairs += num_decodes
         if parts:
