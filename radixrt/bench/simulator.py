@@ -221,9 +221,8 @@ class Simulation:
             self._num_merged, self._parts = 1, []
             if self._merges_steps:
                 self._num_merged = self._merge_decodes(plan)
-                if (
-                    parts[-1].num_tokens >= self.scheduler.config.max_step_tokens
-                ):  # else no prefill had to stop
+                # Else no prefill had to stop.
+                if parts[-1].num_tokens >= self.scheduler.config.max_step_tokens:
                     self._parts = self._merge_prefill()
         elif self._to_come:
             self.now_s = self._to_come[0][0]
@@ -273,7 +272,7 @@ class Simulation:
                 progress_of[sequence].first_token_s = self.now_s
         num_running = len(self.scheduler.running)
         self.scheduler.take_in(plan, StepResult(tuple(results)))
-        self._count_waste(num_steps)
+        self._count_waste(parts[-1].num_steps)
         for num_steps, num_tokens, num_pairs, seconds in parts:
             if num_steps == 1:
                 self.scheduler.observe(num_tokens, num_pairs, seconds)
