@@ -46,15 +46,6 @@ class SampleRow:
     def sampling(self) -> SamplingParams:
         return self.sequence.sampling
 
-    @property
-    def is_measured(self) -> bool:
-        """Tell whether this row's masked probability is measured: the same ones are in every run.
-
-        The first samples of a sequence are, so that something is known of a short value, then one in MEASURE_EVERY.
-        """
-        num_sampled = self.sequence.num_output_tokens - self.sequence.num_forced
-        return num_sampled < MEASURE_FIRST or num_sampled % MEASURE_EVERY == 0
-
 
 def build_inputs(plan: StepPlan, *, page_size: int) -> BatchInputs:
     """Give one flattened ragged batch for a non-empty plan. Pure.
@@ -128,6 +119,15 @@ def banned_ids(sequence: Sequence, vocab_size: int) -> tuple[int, ...]:
         return ()
     ends = (*sequence.eos_ids, *sequence.sampling.stop_token_ids)
     return tuple(token_id for token_id in ends if token_id < vocab_size)
+
+
+def is_measured(sequence: Sequence) -> bool:
+    """Tell whether the probability that its next mask takes away is measured: the same ones are in every run. Pure.
+
+    The first samples of a sequence are, so that something is known of a short value, then one in MEASURE_EVERY.
+    """
+    num_sampled = sequence.num_output_tokens - sequence.num_forced
+    return num_sampled < MEASURE_FIRST or num_sampled % MEASURE_EVERY == 0
 
 
 def is_allowed(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_id: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from radixrt.exec.batch import MASK_WORD_BITS, SampleRow, banned_ids
+from radixrt.exec.batch import MASK_WORD_BITS, SampleRow, banned_ids, is_measured
 from radixrt.exec.sampler import has_penalty
 from radixrt.sched.plan import SEQUENCE, Chunk
 from radixrt.sched.sequence import Sequence
@@ -171,7 +171,7 @@ def late_arrays(
         row = rows[index]
         if row is not None and row.mask is not None and row.error is None:
             mask[place] = row.mask
-            if row.is_measured:
+            if is_measured(row.sequence):
                 measured.append((index, place))
     for place, index in enumerate(biased):
         if rows[index] is not None:

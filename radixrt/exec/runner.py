@@ -15,7 +15,7 @@ from radixrt.exec import sampler
 from radixrt.exec.batch import SampleRow, build_inputs, build_sample_rows
 from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.outputs import Prediction
+from radixrt.model.outputs import GetMasks, Mask, Prediction
 from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
 from radixrt.types import TokenLogprob
 
@@ -69,12 +69,20 @@ class Model(Protocol):
     """What the runner needs of a decoder."""
 
     def predict(
-        self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int, wants_logits: bool
+        self,
+        inputs: BatchInputs,
+        store: KVStore,
+        *,
+        num_token_ids: int,
+        wants_logits: bool,
+        get_masks: GetMasks | None,
     ) -> Prediction:
         """Compute a batch, writing its KV into the store; give logits and the likeliest of the first num_token_ids tokens.
 
         Args:
-            wants_logits: False where the likeliest tokens will do; there may be logits all the same.
+            wants_logits: False where the likeliest allowed tokens will do; there may be logits all the same.
+            get_masks: gives the rows' masks, and may have to wait for them: to be called as late as can be. Need not be
+                called where there are logits. None: no row has one.
         """
 
 
@@ -103,13 +111,19 @@ class ModelRunner:
         """Carry out a plan's copies and its forward pass, and fill its masks. Changes: the store."""
         self.store.copy_pages(plan.page_copies)
         inputs = build_inputs(plan, page_size=self.store.layout.page_size)
-        pending = self._fill_masks(plan)
-        # Masks and logprobs look at logits. Without them the rows are made already, and tell what else does.
-        is_plain = all(chunk.sequence.plain_ends is not None for chunk in plan.chunks)
-        wants_logits = not is_plain or sampler.wants_logits(pending())
+        has_masks = any(chunk.wants_sample and chunk.sequence.constraint for chunk in plan.chunks)
+        pending = self._make_rows(plan, has_masks=has_masks)
+        wants_logits = any(
+            chunk.scored or (chunk.wants_sample and sampler.wants_logits(chunk.sequence))
+            for chunk in plan.chunks
+        )
         try:
             prediction = self.model.predict(
-                inputs, self.store, num_token_ids=self.num_token_ids, wants_logits=wants_logits
+                inputs,
+                self.store,
+                num_token_ids=self.num_token_ids,
+                wants_logits=wants_logits,
+                get_masks=(lambda: _masks_of(plan, pending())) if has_masks else None,
             )
         finally:
             rows = pending()  # in any case: nobody else may use a matcher before its mask is filled
@@ -121,7 +135,7 @@ class ModelRunner:
         logits, token_ids, largest = step.prediction
         if logits is None:
             drawn = sampler.take_likeliest(step.rows, (token_ids, largest))
-            step.result = _result_of(plan, drawn)
+            step.result = _result_of(plan, drawn, step.rows)
         else:
             step.result = self._sample(plan, logits, (token_ids, largest), step.rows)
 
@@ -130,10 +144,10 @@ class ModelRunner:
         assert step.result is not None
         return step.result
 
-    def _fill_masks(self, plan: StepPlan) -> Callable[[], list[SampleRow]]:
+    def _make_rows(self, plan: StepPlan, *, has_masks: bool) -> Callable[[], list[SampleRow]]:
         """Begin to make the sample rows; the call gives them."""
         make = partial(build_sample_rows, plan, vocab_size=self.num_token_ids)
-        if any(chunk.wants_sample and chunk.sequence.constraint for chunk in plan.chunks):
+        if has_masks:
             return self._masking.submit(make).result
         rows = make()
         return lambda: rows
@@ -203,14 +217,28 @@ class ModelRunner:
         return found
 
 
-def _result_of(plan: StepPlan, drawn: list[int | RadixrtError]) -> StepResult:
+def _masks_of(plan: StepPlan, rows: list[SampleRow]) -> list[Mask | None]:
+    """Give masks for the rows of logits: chunk after chunk, its scored positions and its next token."""
+    masks: list[Mask | None] = []
+    sample_rows = iter(rows)
+    for chunk in plan.chunks:
+        masks += [None] * len(chunk.scored)
+        if chunk.wants_sample:
+            masks.append(next(sample_rows).mask)
+    return masks
+
+
+def _result_of(plan: StepPlan, drawn: list[int | RadixrtError], rows: list[SampleRow]) -> StepResult:
     """Give the result of a step of which nothing but tokens was wanted."""
-    outcomes = iter(drawn)
+    outcomes = iter(zip(drawn, rows, strict=True))
     results = []
     for chunk in plan.chunks:
-        outcome = next(outcomes) if chunk.wants_sample else None
+        if not chunk.wants_sample:
+            results.append(ChunkResult())
+            continue
+        outcome, row = next(outcomes)
         if isinstance(outcome, RadixrtError):
             results.append(ChunkResult(error=outcome))
         else:
-            results.append(ChunkResult(outcome))
+            results.append(ChunkResult(outcome, mask_s=None if row.mask is None else row.mask_s))
     return StepResult(tuple(results))

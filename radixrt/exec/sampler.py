@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
-from radixrt.exec.batch import SampleRow, is_allowed, refusals, unpack_masks
+from radixrt.exec.batch import SampleRow, is_allowed, is_measured, refusals, unpack_masks
 from radixrt.model.outputs import likeliest
+from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams, TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
@@ -26,13 +27,16 @@ FIRST_SORTED = 1024
 Found = tuple[list[int], list[float]]  # of N rows: the likeliest token and its logit
 
 
-def wants_logits(rows: Seq[SampleRow]) -> bool:
-    """Tell whether any row asks for more than its likeliest token. Pure."""
-    return any(not row.sampling.is_greedy or row.mask is not None or _is_adjusted(row) for row in rows)
+def wants_logits(sequence: Sequence) -> bool:
+    """Tell whether a sequence asks for more than the likeliest token that its mask allows. Pure."""
+    sampling = sequence.sampling
+    if not sampling.is_greedy or sampling.logprobs is not None or _changes_logits(sampling):
+        return True
+    return not sequence.allows_end if sequence.constraint is None else is_measured(sequence)
 
 
 def take_likeliest(rows: Seq[SampleRow], found: Found) -> list[int | RadixrtError]:
-    """Do `sample` for rows that want no logits, by what `likeliest` finds in them."""
+    """Do `sample` for rows that want no logits, by the likeliest token that each one's mask allows."""
     return [verdict(*row) for row in zip(*found, rows, strict=True)]
 
 
@@ -94,7 +98,11 @@ def _is_settled(row: SampleRow, likeliest: int) -> bool:
 
 def _is_adjusted(row: SampleRow) -> bool:
     """Tell whether something besides a mask changes a row's logits."""
-    return bool(row.sampling.logit_bias or row.banned_ids) or has_penalty(row.sampling)
+    return bool(row.banned_ids) or _changes_logits(row.sampling)
+
+
+def _changes_logits(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias) or has_penalty(sampling)
 
 
 def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
@@ -218,7 +226,7 @@ def _num_kept(ordered: torch.Tensor, row: SampleRow, *, total: torch.Tensor | No
 def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[float | None]:
     """Give the share of each row's probability that its mask takes away, 0 to 1; None where it is not measured.
 
-    Two passes over a row of logits cost more than most masks, so a few are looked at (`SampleRow.is_measured`).
+    Two passes over a row of logits cost more than most masks, so a few are looked at (`is_measured`).
 
     Args:
         logits: [N, V] float32, raw.
@@ -227,7 +235,7 @@ def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[floa
     wanted = [
         index
         for index, row in enumerate(rows)
-        if row.mask is not None and row.error is None and row.is_measured
+        if row.mask is not None and row.error is None and is_measured(row.sequence)
     ]
     if wanted:
         allowed = unpack_masks(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from radixrt.kv.store import KVStore
 from radixrt.model.attention import AttentionBackend, AttentionPlan
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.outputs import Prediction
+from radixrt.model.outputs import GetMasks, Prediction
 from radixrt.model.spec import ModelSpec, RopeSpec
 
 
@@ -126,12 +126,18 @@ class Decoder:
         return F.linear(sampled, weights.head).float()
 
     def predict(
-        self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int, wants_logits: bool = True
+        self,
+        inputs: BatchInputs,
+        store: KVStore,
+        *,
+        num_token_ids: int,
+        wants_logits: bool = True,
+        get_masks: GetMasks | None = None,
     ) -> Prediction:
         """Do `forward`, and give with its logits the likeliest of the first num_token_ids tokens.
 
         Args:
-            wants_logits: there are logits all the same.
+            wants_logits, get_masks: there are logits all the same, and masks are left to who reads them.
         """
         return Prediction.of(self.forward(inputs, store), num_token_ids=num_token_ids)
 

@@ -12,7 +12,7 @@ from radixrt.memory import advise_huge_pages
 from radixrt.model.attention import cpu
 from radixrt.model.decoder import DecoderWeights
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.outputs import Prediction
+from radixrt.model.outputs import GetMasks, Prediction
 from radixrt.model.spec import ModelSpec
 
 
@@ -75,7 +75,13 @@ class NativeDecoder:
         return self.native.dtype
 
     def predict(
-        self, inputs: BatchInputs, store: KVStore, *, num_token_ids: int, wants_logits: bool = True
+        self,
+        inputs: BatchInputs,
+        store: KVStore,
+        *,
+        num_token_ids: int,
+        wants_logits: bool = True,
+        get_masks: GetMasks | None = None,
     ) -> Prediction:
         """Compute the step's keys and values, logits and the likeliest of the first num_token_ids tokens.
 
@@ -83,6 +89,7 @@ class NativeDecoder:
             inputs: the step; at least one sequence.
             store: its layout is `spec.kv_layout` with this decoder's dtype.
             wants_logits: False leaves them out, which is faster.
+            get_masks: asked when only the head is left; the likeliest tokens are among those that masks allow.
         Returns: a row per entry of inputs.sample_rows.
         Changes: store.data at inputs.slots, all layers.
         """
@@ -97,6 +104,7 @@ class NativeDecoder:
             sample_rows=inputs.sample_rows,
             num_token_ids=num_token_ids,
             wants_logits=wants_logits,
+            get_masks=get_masks,
         )
         return Prediction(*outputs)
 

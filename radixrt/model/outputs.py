@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+Mask = np.ndarray[tuple[int], np.dtype[np.int32]]
+# By row [ceil(num_token_ids / 32)], a bit for each token, 1 = allowed; None = all are.
+GetMasks = Callable[[], Sequence[Mask | None]]
 
 
 class Prediction(NamedTuple):
@@ -13,8 +18,9 @@ class Prediction(NamedTuple):
 
     Attributes:
         logits: [S, V] float32; None where they were not wanted.
-        token_ids: each row's likeliest token of those that can be drawn; of equal ones the first.
-        largest: its logit; no number where a logit is none.
+        token_ids: each row's likeliest token of those that can be drawn; of equal ones the first. Without logits it is one
+            that the row's mask allows, or 0 where none is; with logits it may be any.
+        largest: its logit; no number where a logit is none; -inf where no token is allowed.
     """
 
     logits: torch.Tensor | None

@@ -1,12 +1,16 @@
 """Masks are filled in a thread while the forward pass runs; a failure of either leaves nothing behind."""
 
 import re
+import shutil
 import threading
 import time
 
 import pytest
+from radixrt_kernels.cpu.build import COMPILER
 
 from radixrt import DeviceError, Engine, FinishReason, GrammarSpec, SamplingParams
+from radixrt.exec import sampler
+from radixrt.exec.batch import MEASURE_FIRST
 from radixrt.grammar.engines.llg import LLMatcher
 from tests.support.models import tiny_model
 from tests.support.threads import NewThreads
@@ -110,6 +114,36 @@ def test_every_row_gets_its_own_mask(engine):
     outputs = engine.generate(["x"] * len(params), params)
     for pattern, output in zip(patterns, outputs, strict=True):
         assert all(re.fullmatch(pattern, sample.text) for sample in output.samples)
+
+
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_rows_under_masks_need_no_logits(tmp_path, monkeypatch, dtype):
+    """But for those whose removed probability is measured; and with them they get the same tokens."""
+    greedy = SamplingParams(max_tokens=40, temperature=0, grammar=GRAMMAR)
+    params = [greedy, greedy, SamplingParams(max_tokens=30, temperature=0, ignore_eos=True), greedy]
+    prompts = ["x", "yes", "z", "zero"]
+
+    def generate(engine):
+        outputs = engine.generate(prompts, params)
+        return [output.token_ids for output in outputs]
+
+    with Engine(tiny_model("llama", tmp_path / "tiny"), dtype=dtype, threads=2) as engine:
+        predict, predicted = engine._runner.model.predict, []
+
+        def watched(*arguments, **options):
+            predicted.append(predict(*arguments, **options))
+            return predicted[-1]
+
+        monkeypatch.setattr(engine._runner.model, "predict", watched)
+        found = generate(engine)
+        without = sum(prediction.logits is None for prediction in predicted)
+        assert without > 10
+        assert len(predicted) - without >= MEASURE_FIRST
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler, "wants_logits", lambda sequence: True)
+            assert generate(engine) == found
+        assert predicted[-1].logits is not None
 
 
 def test_a_closed_engine_leaves_no_thread(tmp_path):

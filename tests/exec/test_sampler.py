@@ -213,14 +213,28 @@ def test_a_mask_as_numbers_refuses_what_its_bits_refuse():
         ({"temperature": 0, "repetition_penalty": 1.1}, True),
         ({"temperature": 0, "presence_penalty": 0.1}, True),
         ({"temperature": 0, "frequency_penalty": 0.1}, True),
-        ({"temperature": 0, "banned": (2,)}, True),
-        ({"temperature": 0, "mask": [0, 1]}, True),
+        ({"temperature": 0, "logprobs": 0}, True),
+        ({"temperature": 0, "min_tokens": 2}, True),
+        ({"temperature": 0, "min_tokens": 2, "output": (3, 3)}, False),
     ],
 )
 def test_logits_are_wanted_where_more_than_the_likeliest_token_counts(options, expected):
-    rows = [row(temperature=0), row(**options), row(temperature=0)]
-    assert sampler.wants_logits(rows) is expected
-    assert sampler.wants_logits([]) is False
+    assert sampler.wants_logits(row(**options).sequence) is expected
+
+
+def test_under_a_mask_logits_are_wanted_where_its_probability_is_measured():
+    """The first samples, and then one in sixteen; forced tokens are no samples."""
+    sequence = row(temperature=0).sequence
+    sequence.constraint = object()
+    wanted = []
+    for _ in range(40):
+        wanted.append(sampler.wants_logits(sequence))
+        sequence.token_ids.append(1)
+    assert [index for index, is_wanted in enumerate(wanted) if is_wanted] == [0, 1, 2, 3, 16, 32]
+    sequence.origin.num_forced = 8
+    assert sampler.wants_logits(sequence)
+    sequence.origin.num_forced = 7
+    assert not sampler.wants_logits(sequence)
 
 
 def test_the_likeliest_tokens_are_judged_as_drawn_ones():

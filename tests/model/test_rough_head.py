@@ -1,14 +1,19 @@
-"""The likeliest tokens without logits are, to the bit, those that the logits give (src/rough.h)."""
+"""The likeliest tokens without logits, under masks or not, are, to the bit, those that the logits give (src/rough.h)."""
 
 import math
 import shutil
+import threading
 
+import numpy as np
 import pytest
 import torch
 from radixrt_kernels.cpu.build import COMPILER
 
 from radixrt.config import home_folder
+from radixrt.errors import GrammarDeadEnd
+from radixrt.exec.batch import refusals
 from radixrt.model.attention import cpu
+from radixrt.model.outputs import likeliest
 from tests.model.test_native import Pages, build, prompt
 from tests.support.models import tiny_model
 from tests.support.variants import VARIANT_NAMES
@@ -79,24 +84,71 @@ NORMS = {
 }
 
 
+def draw_mask(kind, num_token_ids, row):
+    """Give one row's mask: what a grammar may allow, and bits after the last token, which say nothing."""
+    rng = np.random.default_rng((num_token_ids, row))
+    allowed = np.zeros(num_token_ids + -num_token_ids % 32, np.bool_)
+    if kind == "most":
+        allowed[:] = rng.random(len(allowed)) < 0.97
+    elif kind == "some":
+        allowed[:] = rng.random(len(allowed)) < 0.02
+    elif kind == "panels":
+        allowed[:] = np.repeat(rng.random(len(allowed) // 32) < 0.3, 32)
+    elif kind == "one":
+        allowed[int(rng.integers(num_token_ids))] = True
+    allowed[num_token_ids:] = True
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+def draw_masks(num_rows, num_token_ids):
+    """Give masks of all kinds, and rows without one."""
+    kinds = (None, "most", "some", "panels", "one", "none")
+    return [
+        None
+        if (kind := kinds[(row + num_rows) % len(kinds)]) is None
+        else draw_mask(kind, num_token_ids, row)
+        for row in range(num_rows)
+    ]
+
+
+def expected(logits, masks):
+    """Give what the masked logits say: infinity less infinity is no number, here as in the sampler."""
+    values = logits.clone()
+    for row, mask in enumerate(masks):
+        if mask is not None:
+            values[row] += refusals(mask, values.shape[1])
+    return likeliest(values)
+
+
+def assert_found(found, token_ids, largest):
+    rows = zip(token_ids, largest, found.token_ids, found.largest, strict=True)
+    for token_id, value, found_id, found_value in rows:
+        if math.isnan(value):
+            assert math.isnan(found_value)
+        else:
+            assert (found_id, found_value) == (token_id, value)
+
+
 def assert_same(folder, **options):
-    """Compute steps with and without logits, for several numbers of rows and of tokens that can be drawn."""
+    """Compute steps with and without logits and masks, for several numbers of rows and of tokens that can be drawn."""
     decoder = build(folder, **options)
     for count in COUNTS:
         for num_token_ids in (VOCAB_SIZE, 705):
             pages = Pages(decoder, page_size=4)
             inputs = pages.inputs({"a": prompt(count)})
-            known, found = (
-                decoder.predict(inputs, pages.store, num_token_ids=num_token_ids, wants_logits=wants_logits)
-                for wants_logits in (True, False)
-            )
+
+            def predict(inputs=inputs, pages=pages, num_token_ids=num_token_ids, **options):
+                return decoder.predict(inputs, pages.store, num_token_ids=num_token_ids, **options)
+
+            known = predict()
+            assert_found(known, *likeliest(known.logits[:, :num_token_ids]))
+            found = predict(wants_logits=False)
             assert found.logits is None
-            rows = zip(known.token_ids, known.largest, found.token_ids, found.largest, strict=True)
-            for token_id, largest, found_id, found_largest in rows:
-                if math.isnan(largest):
-                    assert math.isnan(found_largest)
-                else:
-                    assert (found_id, found_largest) == (token_id, largest)
+            assert_found(found, known.token_ids, known.largest)
+            masks = draw_masks(count, num_token_ids)
+            allowed = expected(known.logits[:, :num_token_ids], masks)
+            assert_found(predict(get_masks=lambda masks=masks: masks), *allowed)
+            assert_found(predict(wants_logits=False, get_masks=lambda masks=masks: masks), *allowed)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +182,41 @@ def test_products_that_underflow_do_not_change_the_likeliest_token(tmp_path):
         head = draw(VOCAB_SIZE, 96) * size
         for dtype in (torch.float32, torch.bfloat16):
             assert_same(folder, dtype=dtype, head=head.to(dtype), final_norm=final_norm.to(dtype))
+
+
+def test_masks_are_asked_for_once_and_their_error_reaches_the_caller(tmp_path):
+    decoder = build(tiny_model("llama", tmp_path, hidden_size=96, vocab_size=VOCAB_SIZE))
+    pages = Pages(decoder, page_size=4)
+    inputs = pages.inputs({"a": prompt(3)})
+    calls = []
+
+    def predict(masks):
+        def get_masks():
+            calls.append(threading.get_ident())
+            if isinstance(masks, BaseException):
+                raise masks
+            return masks
+
+        return decoder.predict(inputs, pages.store, num_token_ids=VOCAB_SIZE, get_masks=get_masks)
+
+    known = predict([None] * 3)
+    assert calls == [threading.get_ident()]
+    for error in (GrammarDeadEnd("no mask"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as raised:
+            predict(error)
+        assert raised.value is error
+    num_words = -(-VOCAB_SIZE // 32)
+    for mask in (
+        np.ones(num_words, np.int64),
+        np.ones(num_words - 1, np.int32),
+        np.ones((num_words, 1), np.int32),
+        np.ones(2 * num_words, np.int32)[::2],
+    ):
+        with pytest.raises(ValueError, match=rf"a mask must be \[{num_words}\] int32, contiguous, got"):
+            predict([None, None, mask])
+    with pytest.raises(ValueError, match="there must be 3 masks, got 2"):
+        predict([None] * 2)
+    assert predict([None] * 3)[1:] == known[1:]
 
 
 def test_searches_in_vain_stop_and_begin_again(tmp_path):

@@ -25,6 +25,7 @@ from radixrt_kernels.cpu.library import (
     is_bfloat16,
     pointer,
 )
+from radixrt_kernels.cpu.masks import GetMasks, MaskCall
 
 PANEL = 32
 INT32, INT64 = "i", "q"  # typecodes of arrays
@@ -76,8 +77,8 @@ class StepOutputs(NamedTuple):
 
     Attributes:
         logits: [S, V] float32; None where they were not wanted.
-        token_ids: the likeliest token that can be drawn; of equal ones the first.
-        largest: its logit; no number where any of them is none.
+        token_ids: the likeliest token that can be drawn; of equal ones the first, where none can be 0.
+        largest: its logit; no number where any of them is none; -inf where no token can be drawn.
     """
 
     logits: torch.Tensor | None
@@ -155,6 +156,7 @@ class CpuDecoder:
         sample_rows: array[int],
         num_token_ids: int,
         wants_logits: bool = True,
+        get_masks: GetMasks | None = None,
     ) -> StepOutputs:
         """Compute the step's keys and values and the wanted rows' likeliest tokens.
 
@@ -164,41 +166,36 @@ class CpuDecoder:
             context_lens: [B] int32. sample_rows: [S] int64.
             num_token_ids: tokens that can be drawn, the first of the vocabulary.
             wants_logits: without them the same tokens are found, sooner where the library has rough products.
+            get_masks: gives for each of S rows which tokens can be drawn, [ceil(num_token_ids / 32)] int32, 1 = allowed;
+                None = all of them. Called once, on this thread, when only the head is left.
         Raises:
             ValueError: a shape or type differs, an id, slot, page or row is out of range.
+            Whatever get_masks raises; keys and values are computed then.
         Changes: store at `slots`, all layers.
         """
-        num_tokens, num_sequences, num_sampled = len(token_ids), len(context_lens), len(sample_rows)
-        num_columns, rest = divmod(len(page_table), max(num_sequences, 1))
-        if rest or not (num_sequences and num_columns):
-            raise ValueError(f"page_table must have as many pages for each of {num_sequences} sequences")
+        num_tokens, num_sampled = len(token_ids), len(sample_rows)
         if not 1 <= num_token_ids <= self.shape.vocab_size:
             raise ValueError(f"num_token_ids must be in [1, {self.shape.vocab_size}], got {num_token_ids}")
-        batch = CBatch(
-            num_tokens,
-            num_sequences,
-            num_columns,
-            address(page_table, "page_table", INT32, num_sequences * num_columns),
-            address(query_start, "query_start", INT32, num_sequences + 1),
-            address(context_lens, "context_lens", INT32, num_sequences),
-        )
+        masks = MaskCall(get_masks, num_rows=num_sampled, num_token_ids=num_token_ids)
         inputs = CInputs(
-            batch,
+            _batch(num_tokens, page_table, query_start, context_lens),
             address(token_ids, "token_ids", INT64, num_tokens),
             address(positions, "positions", INT64, num_tokens),
             address(slots, "slots", INT64, num_tokens),
             num_sampled,
             address(sample_rows, "sample_rows", INT64, num_sampled),
             num_token_ids,
+            masks.function(),
         )
-        pages = self._pages(store)
         logits = torch.empty(num_sampled, self.shape.vocab_size) if wants_logits else None
         likeliest: array[int] = array(INT64, bytes(8 * num_sampled))
         largest: array[float] = array("f", bytes(4 * num_sampled))
-        logits_address = None if logits is None else logits.data_ptr()
-        outputs = COutputs(logits_address, likeliest.buffer_info()[0], largest.buffer_info()[0])
-        arguments = map(ctypes.byref, (self._shape, inputs, pages, outputs))
-        check_status(self.library.functions.rt_model_step(self._model, *arguments))
+        addresses = (likeliest.buffer_info()[0], largest.buffer_info()[0])
+        outputs = COutputs(None if logits is None else logits.data_ptr(), *addresses)
+        arguments = map(ctypes.byref, (self._shape, inputs, self._pages(store), outputs))
+        status = self.library.functions.rt_model_step(self._model, *arguments)
+        masks.raise_error()
+        check_status(status)
         return StepOutputs(logits, likeliest.tolist(), largest.tolist())
 
     def _pages(self, store: torch.Tensor) -> CStore:
@@ -280,6 +277,23 @@ class CpuDecoder:
         copy = vector.detach().to(torch.float32, copy=True).contiguous()
         self._kept.append(copy)
         return copy.data_ptr()
+
+
+def _batch(
+    num_tokens: int, page_table: array[int], query_start: array[int], context_lens: array[int]
+) -> CBatch:
+    num_sequences = len(context_lens)
+    num_columns, rest = divmod(len(page_table), max(num_sequences, 1))
+    if rest or not (num_sequences and num_columns):
+        raise ValueError(f"page_table must have as many pages for each of {num_sequences} sequences")
+    return CBatch(
+        num_tokens,
+        num_sequences,
+        num_columns,
+        address(page_table, "page_table", INT32, num_sequences * num_columns),
+        address(query_start, "query_start", INT32, num_sequences + 1),
+        address(context_lens, "context_lens", INT32, num_sequences),
+    )
 
 
 def pair(bias: torch.Tensor) -> torch.Tensor:

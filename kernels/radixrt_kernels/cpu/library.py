@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from radixrt_kernels.cpu.build import BuildError, build, choose_variants
+from radixrt_kernels.cpu.masks import GET_MASKS
 
 LOGGER = logging.getLogger(__name__)
 STATUS_TEXTS = {
@@ -102,6 +103,7 @@ class CInputs(Structure):
         ("num_sampled", c_int64),
         ("sample_rows", c_void_p),
         ("num_token_ids", c_int64),
+        ("get_masks", GET_MASKS),
     )
 
 

@@ -19,6 +19,7 @@ enum Status : int32_t {
     kBadCounts = 6,
     kNoTiles = 7,
     kWrongProducts = 8,
+    kNoMasks = 9,
 };
 
 Status check_batch(const Batch& batch, int64_t num_pages, int64_t page_size) {
@@ -170,7 +171,7 @@ int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, con
     if (!all_below(inputs->sample_rows, inputs->num_sampled, batch.num_tokens)) return kBadRow;
     if (Status status = check_batch(batch, store->num_pages, store->page_size)) return status;
     try {
-        static_cast<Model*>(model)->step(*inputs, *store, *outputs);
+        if (!static_cast<Model*>(model)->step(*inputs, *store, *outputs)) return kNoMasks;
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
     }

@@ -4,30 +4,25 @@
 #include <limits>
 
 #include "aligned.h"
-#include "pack.h"
+#include "columns.h"
 
 namespace radixrt {
 
 // Each thread keeps, for each row and lane, the largest output that it has made and the panel it came from.
 class Likeliest {
 public:
-    // Of outputs [0, num_columns); those after them are padding.
-    void begin(int num_threads, int64_t num_rows, int64_t num_columns) {
+    void begin(int num_threads, int64_t num_rows) {
         num_threads_ = num_threads;
         num_rows_ = num_rows;
-        num_columns_ = num_columns;
         found_.assign(num_threads * num_rows * kPanelVectors, Found{splat(-kInfinity), {}});
     }
 
     // A panel's outputs of a row; called once for each, in any order.
-    void see(int thread, int64_t row, int64_t panel, const Floats* outputs) {
+    void see(int thread, int64_t row, int64_t panel, const Lanes& lanes, const Floats* outputs) {
         Found* found = &found_[(thread * num_rows_ + row) * kPanelVectors];
         const Words place = splat_word((Word)panel);
         for (int v = 0; v < kPanelVectors; ++v) {
-            Floats x = outputs[v];
-            const int64_t num_valid = num_columns_ - panel * kPanel - v * kLanes;
-            if (num_valid < kLanes)
-                for (int64_t i = std::max<int64_t>(num_valid, 0); i < kLanes; ++i) x[i] = -kInfinity;
+            const Floats x = lanes.allowed == kAllLanes ? outputs[v] : refuse(lanes, v, outputs[v]);
             const Floats best = found[v].value;
             // What is no number is the largest, whatever came before.
             const auto is_better = (x > best) | (x != x) | ((x == best) & (place < found[v].panel));
@@ -67,7 +62,7 @@ private:
     }
 
     int num_threads_ = 0;
-    int64_t num_rows_ = 0, num_columns_ = 0;
+    int64_t num_rows_ = 0;
     Aligned<Found> found_;
 };
 

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 
+#include "columns.h"
 #include "gemm.h"
 
 // Where products with weights run on a matrix unit, their sums are in another order than those of single rows here.
@@ -102,9 +103,7 @@ inline void pack_rough(const T* weight, int64_t num_outputs, int64_t num_inputs,
 // the panels that may hold it. With a least of their own, threads whose outputs are small would look at half of them twice.
 class RoughSearch {
 public:
-    // Of outputs [0, num_columns).
-    void begin(int num_threads, int64_t num_rows, int64_t num_columns, int64_t num_inputs) {
-        num_columns_ = num_columns;
+    void begin(int num_threads, int64_t num_rows, int64_t num_inputs) {
         num_inputs_ = num_inputs;
         num_steps_ = rough_steps(num_inputs);
         // An exact product rounds by 2^-24 of its terms at most num_inputs times; conversions and lengths some more.
@@ -171,7 +170,8 @@ public:
     }
 
     // A panel's products with the h of a row; called once for each.
-    void see(int thread, int64_t row, int64_t panel, const RoughWeight& weight, const Floats* sums) {
+    void see(int thread, int64_t row, int64_t panel, const Lanes& lanes, const RoughWeight& weight,
+             const Floats* sums) {
         const RoughPanel& bounds = weight.bounds[panel];
         Row& taken = rows_[row];
         float least = taken.least.load(std::memory_order_relaxed);
@@ -179,7 +179,7 @@ public:
         __mmask16 open = 0;
         for (int v = 0; v < kPanelVectors; ++v) {
             values[v] = value_of(sums[v], bounds, taken, 0, v);
-            open |= not_below(values[v] + error_of(bounds, taken, 0, v), least) & valid(panel, v);
+            open |= may_count(values[v] + error_of(bounds, taken, 0, v), least, lanes, v);
         }
         if (!open) return;
         Floats rests[kPanelVectors];
@@ -188,11 +188,12 @@ public:
         for (int v = 0; v < kPanelVectors; ++v) {
             const Floats value = values[v] + value_of(rests[v], bounds, taken, 1, v);
             const Floats error = error_of(bounds, taken, 1, v), lower = value - error, upper = value + error;
-            // What is no number is never sure, and always open.
-            const __mmask16 sure = valid(panel, v) & _mm512_cmp_ps_mask((__m512)lower, (__m512)lower, _CMP_ORD_Q);
-            const __mmask16 lost = valid(panel, v) & ~_mm512_cmp_ps_mask((__m512)upper, (__m512)upper, _CMP_ORD_Q);
+            // What is no number is never sure.
+            const __mmask16 allowed = lanes.allowed >> v * kLanes;
+            const __mmask16 sure = allowed & _mm512_cmp_ps_mask((__m512)lower, (__m512)lower, _CMP_ORD_Q);
             least = std::max(least, _mm512_mask_reduce_max_ps(sure, (__m512)lower));
-            most = lost ? kInfinity : std::max(most, _mm512_mask_reduce_max_ps(valid(panel, v), (__m512)upper));
+            most = std::max(most, _mm512_mask_reduce_max_ps(allowed, (__m512)upper));
+            if (not_below(upper, kInfinity) & lanes.real >> v * kLanes) most = kInfinity;
         }
         if (most < least) return;
         raise(taken.least, least);
@@ -257,14 +258,14 @@ private:
                load<Floats>(bounds.rest + v * kLanes) * row.rest_error;
     }
 
-    static __mmask16 not_below(Floats x, float limit) {
-        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_NLT_UQ);
+    // Lanes whose outputs may be the largest, or may be no number, which counts in refused ones as well.
+    static __mmask16 may_count(Floats upper, float least, const Lanes& lanes, int v) {
+        return (not_below(upper, least) & lanes.allowed >> v * kLanes) |
+               (not_below(upper, kInfinity) & lanes.real >> v * kLanes);
     }
 
-    // Which lanes of a panel's vector are outputs that count.
-    __mmask16 valid(int64_t panel, int v) const {
-        const int64_t count = num_columns_ - panel * kPanel - v * kLanes;
-        return count >= kLanes ? 0xffff : count <= 0 ? 0 : (1u << count) - 1;
+    static __mmask16 not_below(Floats x, float limit) {
+        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_NLT_UQ);
     }
 
     // Four sums at a time, as each waits for the one before.
@@ -283,7 +284,7 @@ private:
         }
     }
 
-    int64_t num_columns_ = 0, num_inputs_ = 0, num_steps_ = 0;
+    int64_t num_inputs_ = 0, num_steps_ = 0;
     float slack_ = 0;
     std::vector<Row> rows_;
     Aligned<Word> words_;

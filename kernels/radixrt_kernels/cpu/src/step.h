@@ -12,6 +12,7 @@
 
 #include "aligned.h"
 #include "attention.h"
+#include "columns.h"
 #include "gemm.h"
 #include "likeliest.h"
 #include "rough.h"
@@ -50,6 +51,10 @@ struct Weights {
     const Layer* layers;
 };
 
+// By wanted row the tokens that can be drawn, a bit each; null: all. Null for all rows: there are none, and the step fails.
+// Asked for once, by the caller's thread, when nothing but the head is left: they can be made beside the layers.
+using GetMasks = const Word* const* (*)();
+
 struct Inputs {
     Batch batch;
     const int64_t* token_ids;
@@ -58,12 +63,13 @@ struct Inputs {
     int64_t num_sampled;
     const int64_t* sample_rows;
     int64_t num_token_ids;  // tokens that can be drawn, the first of the vocabulary
+    GetMasks get_masks;     // null: all of them in every row
 };
 
 // Of each row whose logits are wanted.
 struct Outputs {
     float* logits;       // [num_sampled, V]; null: not wanted
-    int64_t* token_ids;  // [num_sampled]: the likeliest that can be drawn; of equal ones the first
+    int64_t* token_ids;  // [num_sampled]: the likeliest that can be drawn; of equal ones the first; 0 where none can be
     float* largest;      // [num_sampled]: its logit
 };
 
@@ -76,8 +82,8 @@ struct Store {
 class Model {
 public:
     virtual ~Model() = default;
-    // Changes: the store at inputs.slots, and what outputs point to.
-    virtual void step(const Inputs& inputs, const Store& store, const Outputs& outputs) = 0;
+    // False: there were no masks. Changes: the store at inputs.slots, and what outputs point to.
+    virtual bool step(const Inputs& inputs, const Store& store, const Outputs& outputs) = 0;
 };
 
 // Owns the threads and the room for a step's rows, never the weights. One step at a time: others wait.
@@ -93,7 +99,7 @@ public:
           scratch_(num_threads),
           units_(num_threads) {}
 
-    void step(const Inputs& inputs, const Store& store, const Outputs& outputs) override {
+    bool step(const Inputs& inputs, const Store& store, const Outputs& outputs) override {
         std::lock_guard<std::mutex> guard(mutex_);
         inputs_ = inputs;
         store_ = store;
@@ -104,10 +110,13 @@ public:
         windowed_plan_.build(inputs.batch, store.page_size, rows_per_token, false, num_threads);
         sampled_.choose(inputs.batch, inputs.sample_rows, inputs.num_sampled);
         last_plan_.build(sampled_.batch(), store.page_size, rows_per_token, !layers_.back().window, num_threads);
-        likeliest_.begin(num_threads, inputs.num_sampled, inputs.num_token_ids);
+        columns_.choose(inputs.num_token_ids, nullptr);
+        has_masks_ = true;
+        likeliest_.begin(num_threads, inputs.num_sampled);
         begin_search(!outputs.logits);
         team_.run([&](int thread) { run(thread, outputs.logits); });
         likeliest_.write(outputs.token_ids, outputs.largest);
+        return has_masks_;
     }
 
 private:
@@ -164,8 +173,15 @@ private:
             add_product(thread, words(activated_), shape_.intermediate_size, layer.down, layer.down_bias, rows);
         }
         norm(thread, weights_.final_norm, rows);
-        if (!searches_ || !search_head(thread)) project_head(thread, logits);
+        if (inputs_.get_masks) team_.once(thread, [&] { take_masks(); });
+        if (has_masks_ && (!searches_ || !search_head(thread))) project_head(thread, logits);
         units_[thread].release();
+    }
+
+    void take_masks() {
+        const Word* const* masks = inputs_.get_masks();
+        has_masks_ = masks;
+        columns_.choose(inputs_.num_token_ids, masks);
     }
 
     Rows take_sampled(int thread) {
@@ -290,7 +306,7 @@ private:
         Target target{logits, 4 * size, logits ? 4 * kPanel : 0};
         multiply_all<T>(team_, thread, units_[thread], words(normed_), steps(shape_.hidden_size), inputs_.num_sampled,
                         head(), target, [&](int64_t row, int64_t panel, const Floats* sums) {
-                            likeliest_.see(thread, row, panel, sums);
+                            likeliest_.see(thread, row, panel, columns_.lanes(row, panel), sums);
                             if (!logits) return;
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -311,8 +327,7 @@ private:
         if (searches_ && num_vain_ >= kMostVain) pause_ = kPause;
         searches_ = is_enough && weights_.rough_head.panels && pause_ == 0;
         if (is_enough && pause_ > 0) --pause_;
-        if (searches_)
-            search_.begin(team_.num_threads(), inputs_.num_sampled, inputs_.num_token_ids, shape_.hidden_size);
+        if (searches_) search_.begin(team_.num_threads(), inputs_.num_sampled, shape_.hidden_size);
     }
 
     // What project_head finds, computing few of its outputs; false: too many may be the largest, and nothing is done.
@@ -323,7 +338,8 @@ private:
                        [&](int64_t row) { search_.take_row(row, &normed_[row * shape_.hidden_size]); });
         multiply_all_vectors<Byte>(team_, thread, search_.words(), search_.row_stride(), num_rows, rough, Target{},
                                    [&](int64_t row, int64_t panel, const Floats* sums) {
-                                       search_.see(thread, row, panel, weights_.rough_head, sums);
+                                       search_.see(thread, row, panel, columns_.lanes(row, panel),
+                                                   weights_.rough_head, sums);
                                    });
         const int64_t num_open = search_.num_open(num_rows);
         if (thread == 0) gained_ = 2 * kDearShare * num_open <= num_rows * exact.num_panels;
@@ -333,7 +349,7 @@ private:
                 Floats sums[1][kPanelVectors] = {};
                 multiply<T, 1>(words(normed_) + row * num_steps, num_steps, exact.panels + panel * num_steps * kPanel,
                                kPanel, num_steps, sums, [] {});
-                likeliest_.see(thread, row, panel, sums[0]);
+                likeliest_.see(thread, row, panel, columns_.lanes(row, panel), sums[0]);
             });
         });
         return true;
@@ -362,6 +378,8 @@ private:
     Store store_{};
     AttentionPlan full_plan_, windowed_plan_, last_plan_;
     Selection sampled_;
+    Columns columns_;
+    bool has_masks_ = true;  // or needs none
     Likeliest likeliest_;
 #if defined(RADIXRT_HAS_ROUGH)
     RoughSearch search_;

@@ -52,6 +52,13 @@ public:
         barrier();
     }
 
+    // Call work() on the caller's thread; all threads of the team call this, and leave together.
+    template <class Work>
+    void once(int thread, Work&& work) {
+        if (thread == 0) work();
+        barrier();
+    }
+
 private:
     static constexpr int kSpins = 4000;
 

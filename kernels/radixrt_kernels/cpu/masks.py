@@ -1,0 +1,58 @@
+"""Masks of a step, which the library asks for when it needs them: they can be filled beside its layers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from ctypes import CFUNCTYPE, c_void_p
+
+import numpy as np
+
+WORD_BITS = 32
+GET_MASKS = CFUNCTYPE(c_void_p)
+
+Mask = np.ndarray[tuple[int], np.dtype[np.int32]]
+GetMasks = Callable[[], Sequence[Mask | None]]
+
+
+class MaskCall:
+    """One step's call from the library back to `get_masks`. To be kept until the step is over."""
+
+    def __init__(self, get_masks: GetMasks | None, *, num_rows: int, num_token_ids: int) -> None:
+        self._get_masks = get_masks
+        self._num_words = -(-num_token_ids // WORD_BITS)
+        self._masks: Sequence[Mask | None] = ()
+        self._addresses = array("q", bytes(8 * num_rows))
+        self._error: BaseException | None = None
+
+    def function(self) -> GET_MASKS:  # type: ignore[valid-type]  # ctypes makes the type
+        """Give what the library is to call; null where there are no masks."""
+        if self._get_masks is None or not self._addresses:
+            return GET_MASKS()
+        return GET_MASKS(self._call)
+
+    def raise_error(self) -> None:
+        """Raise what `get_masks` raised, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    def _call(self) -> int | None:
+        """Give the address of the masks' addresses. An exception would not get through the library."""
+        try:
+            assert self._get_masks is not None
+            self._masks = self._get_masks()
+            if len(self._masks) != len(self._addresses):
+                raise ValueError(f"there must be {len(self._addresses)} masks, got {len(self._masks)}")
+            for row, mask in enumerate(self._masks):
+                self._addresses[row] = 0 if mask is None else self._address(mask)
+        except BaseException as error:  # noqa: BLE001
+            self._error = error
+            return None
+        return self._addresses.buffer_info()[0]
+
+    def _address(self, mask: Mask) -> int:
+        if mask.dtype != np.int32 or mask.shape != (self._num_words,) or not mask.flags.c_contiguous:
+            raise ValueError(
+                f"a mask must be [{self._num_words}] int32, contiguous, got {list(mask.shape)} {mask.dtype}"
+            )
+        return mask.ctypes.data
