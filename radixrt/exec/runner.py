@@ -13,9 +13,10 @@ import torch
 from radixrt.errors import RadixrtError
 from radixrt.exec import sampler
 from radixrt.exec.batch import SampleRow, build_inputs, build_sample_rows
+from radixrt.exec.draw import draw_rows
 from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.outputs import GetMasks, Mask, Prediction
+from radixrt.model.outputs import Draw, GetMasks, Mask, Prediction
 from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
 from radixrt.types import TokenLogprob
 
@@ -91,12 +92,14 @@ class ModelRunner:
 
     Args:
         num_token_ids: ids that the tokenizer can decode; a model's padding columns after them are never drawn.
+        draw: draws where more than the likeliest token is wanted.
     """
 
     can_overlap = False
 
-    def __init__(self, model: Model, store: KVStore, *, num_token_ids: int) -> None:
+    def __init__(self, model: Model, store: KVStore, *, num_token_ids: int, draw: Draw = draw_rows) -> None:
         self.model = model
+        self.draw = draw
         self.store = store
         self.num_token_ids = num_token_ids
         # Masks are filled here while the forward pass runs: it lets go of the interpreter.
@@ -168,7 +171,7 @@ class ModelRunner:
         if row > len(sample_at):
             drawable = drawable[sample_at]
             token_ids, largest = [token_ids[at] for at in sample_at], [largest[at] for at in sample_at]
-        drawn = sampler.sample(drawable, rows, found=(token_ids, largest))
+        drawn = sampler.sample(drawable, rows, found=(token_ids, largest), draw=self.draw)
         removed = sampler.removed_probability(drawable, rows)
         outcomes = iter(zip(drawn, sample_at, rows, removed, strict=True))
         results = []

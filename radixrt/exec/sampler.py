@@ -12,17 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
 from radixrt.exec.batch import SampleRow, is_allowed, is_measured, refusals, unpack_masks
-from radixrt.model.outputs import likeliest
+from radixrt.exec.draw import draw_rows
+from radixrt.model.outputs import Draw, DrawRow, Mask, likeliest
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams, TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
-FIRST_SORTED = 1024
 
 Found = tuple[list[int], list[float]]  # of N rows: the likeliest token and its logit
 
@@ -41,13 +40,14 @@ def take_likeliest(rows: Seq[SampleRow], found: Found) -> list[int | RadixrtErro
 
 
 def sample(
-    logits: torch.Tensor, rows: Seq[SampleRow], *, found: Found | None = None
+    logits: torch.Tensor, rows: Seq[SampleRow], *, found: Found | None = None, draw: Draw = draw_rows
 ) -> list[int | RadixrtError]:
     """Draw one token per row.
 
     Args:
         logits: [N, V] float32; not changed.
-        found: `likeliest(logits)`, where it is known.
+        found: `likeliest(logits)`, where it is known; it may heed the rows' masks.
+        draw: draws where the likeliest token is not wanted.
     Returns: per row a token id, or the error that ends its sequence: GrammarDeadEnd when nothing is allowed,
         DeviceError when the logits are not numbers.
     """
@@ -62,18 +62,17 @@ def sample(
         adjusted = dict(zip(changed, values.unbind(), strict=True))
         for index, token_id, value in zip(changed, *likeliest(values), strict=True):
             token_ids[index], best[index] = token_id, value
-    whole: list[int] = []  # drawn from all that is allowed
-    for index, row in enumerate(rows):
-        if row.sampling.is_greedy or not math.isfinite(best[index]):
-            continue
-        if row.sampling.top_k or row.sampling.top_p < 1:
-            token_ids[index] = _draw_filtered(adjusted.get(index, logits[index]), row)
-        else:
-            whole.append(index)
-    if whole:
-        values = torch.stack([adjusted.get(index, logits[index]) for index in whole])
-        drawn = _draw(values, [rows[index] for index in whole])
-        for index, token_id in zip(whole, drawn.tolist(), strict=True):
+    drawn = [
+        index for index, row in enumerate(rows) if not row.sampling.is_greedy and math.isfinite(best[index])
+    ]
+    wanted = [
+        _draw_row(adjusted[index], best[index], rows[index], mask=None)
+        if index in adjusted
+        else _draw_row(logits[index], best[index], rows[index], mask=rows[index].mask)
+        for index in drawn
+    ]
+    if wanted:
+        for index, token_id in zip(drawn, draw(wanted, num_token_ids=logits.shape[1]), strict=True):
             token_ids[index] = token_id
     return [verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
 
@@ -89,11 +88,15 @@ def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
     return token_id
 
 
+def _draw_row(logits: torch.Tensor, best: float, row: SampleRow, *, mask: Mask | None) -> DrawRow:
+    sampling = row.sampling
+    numbers = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, row.uniform)
+    return DrawRow(logits, mask, best, *numbers)
+
+
 def _is_settled(row: SampleRow, likeliest: int) -> bool:
-    """Tell whether a row's raw logits will do: nothing applies, or a greedy row's mask allows the likeliest token."""
-    if _is_adjusted(row):
-        return False
-    return row.mask is None or (row.sampling.is_greedy and is_allowed(row.mask, likeliest))
+    """Tell whether a row's raw logits will do: nothing applies but a mask, and that allows the likeliest token."""
+    return not _is_adjusted(row) and (row.mask is None or is_allowed(row.mask, likeliest))
 
 
 def _is_adjusted(row: SampleRow) -> bool:
@@ -146,81 +149,6 @@ def _penalize(logits: torch.Tensor, row: SampleRow) -> None:
     if output:
         counts = torch.bincount(torch.tensor(output), minlength=len(logits)).to(logits.device, logits.dtype)
         logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
-
-
-def _draw(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
-    """Draw from each row's distribution, but for top-k and top-p. [N, V] -> [N]"""
-    device = logits.device
-    temperature = torch.tensor([row.sampling.temperature for row in rows], device=device, dtype=torch.float64)
-    weights = _weights(logits, temperature[:, None])
-    if any(row.sampling.min_p for row in rows):
-        min_p = torch.tensor([row.sampling.min_p for row in rows], device=device, dtype=weights.dtype)
-        weights = weights.masked_fill(weights < min_p[:, None] * weights.amax(dim=-1, keepdim=True), 0.0)
-    cumulated = weights.cumsum(dim=-1)
-    draws = torch.tensor([row.uniform for row in rows], device=device, dtype=weights.dtype)
-    targets = draws[:, None] * cumulated[:, -1:]
-    # The first place whose cumulated weight exceeds the target has a weight of its own.
-    return torch.searchsorted(cumulated, targets, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
-
-
-def _weights(logits: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
-    """Give the probabilities of adjusted logits, in float64."""
-    return ((logits - logits.amax(dim=-1, keepdim=True)).double() / temperature).softmax(dim=-1)
-
-
-def _draw_filtered(logits: torch.Tensor, row: SampleRow) -> int:
-    """Draw from one row's distribution within top-k, top-p and min-p; of equal weights lower token ids stay. [V]"""
-    weights = _weights(logits, row.sampling.temperature)
-    ordered, num_kept = _kept(weights, row)
-    least = ordered[num_kept - 1]
-    above = (weights > least).nonzero().squeeze(1)
-    equal = (weights == least).nonzero().squeeze(1)[: num_kept - len(above)]
-    token_ids = torch.cat([above, equal]).sort().values
-    chosen = weights[token_ids]
-    chosen = chosen.masked_fill(chosen < row.sampling.min_p * ordered[0], 0.0)
-    cumulated = chosen.cumsum(0)
-    place = torch.searchsorted(cumulated, row.uniform * cumulated[-1:], right=True)
-    return int(token_ids[place.clamp(max=len(token_ids) - 1)])
-
-
-def _kept(weights: torch.Tensor, row: SampleRow) -> tuple[torch.Tensor, int]:
-    """Give the largest weights in order, and how many of them stay after top-k and top-p. [V]
-
-    A few are enough where the model is sure of itself; else all are sorted.
-    """
-    size = len(weights)
-    num_first = min(max(FIRST_SORTED, row.sampling.top_k), size)
-    if 2 * num_first < size:
-        ordered = weights.topk(num_first).values
-        num_kept = _num_kept(ordered, row, total=weights.sum())
-        if num_kept is not None:
-            return ordered, num_kept
-    ordered = _descending(weights)
-    num_kept = _num_kept(ordered, row, total=None)
-    assert num_kept is not None
-    return ordered, num_kept
-
-
-def _descending(weights: torch.Tensor) -> torch.Tensor:
-    if weights.device.type == "cpu":
-        return torch.from_numpy(np.sort(weights.numpy())[::-1].copy())  # twice as fast as torch's
-    return weights.sort(descending=True).values
-
-
-def _num_kept(ordered: torch.Tensor, row: SampleRow, *, total: torch.Tensor | None) -> int | None:
-    """Give how many of the largest weights stay after top-k and top-p; None when more must be known to tell.
-
-    Args:
-        total: the sum of all weights when `ordered` holds only the largest, else None.
-    """
-    top_k, top_p = row.sampling.top_k, row.sampling.top_p
-    kept = ordered[:top_k] if top_k else ordered
-    if top_p == 1:
-        return len(kept)
-    share = top_p * (kept.sum() if top_k or total is None else total)
-    num_kept = max(int((kept.cumsum(0) - kept < share).sum()), 1)  # the likeliest always stays
-    is_open = total is not None and not top_k and num_kept == len(kept)
-    return None if is_open else num_kept
 
 
 def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[float | None]:

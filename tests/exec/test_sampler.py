@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd
+from radixrt.exec import draw as draw_module
 from radixrt.exec import sampler
 from radixrt.exec.batch import SampleRow, refusals, unpack_masks
 from radixrt.exec.randomness import uniform
@@ -20,7 +21,7 @@ V = 40
 @pytest.fixture(autouse=True, params=[1, 3, 256])
 def first_sorted(request, monkeypatch):
     """How many of the likeliest tokens are sorted at first: fewer than are needed, or all."""
-    monkeypatch.setattr(sampler, "FIRST_SORTED", request.param)
+    monkeypatch.setattr(draw_module, "FIRST_SORTED", request.param)
 
 
 def row(draw=0.5, *, mask=None, banned=(), prompt=(1,), output=(), **sampling):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from radixrt_kernels.cpu.draw import DrawRow, draw_table
 from radixrt_kernels.cpu.library import (
     CBatch,
     CInputs,
@@ -197,6 +198,20 @@ class CpuDecoder:
         masks.raise_error()
         check_status(status)
         return StepOutputs(logits, likeliest.tolist(), largest.tolist())
+
+    def draw(self, rows: Sequence[DrawRow], *, num_token_ids: int) -> list[int]:
+        """Draw one token per row (src/draw.h), on the decoder's threads.
+
+        Args:
+            rows: see draw.py.
+        Raises:
+            ValueError: a type or shape differs, a number is out of range.
+        """
+        draws = draw_table(rows, num_token_ids)
+        token_ids: array[int] = array(INT64, bytes(8 * len(rows)))
+        functions, address = self.library.functions, token_ids.buffer_info()[0]
+        check_status(functions.rt_model_draw(self._model, draws, len(rows), num_token_ids, address))
+        return token_ids.tolist()
 
     def _pages(self, store: torch.Tensor) -> CStore:
         num_pages, page_size = store.shape[0], store.shape[3]

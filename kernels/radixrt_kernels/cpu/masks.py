@@ -20,7 +20,7 @@ class MaskCall:
 
     def __init__(self, get_masks: GetMasks | None, *, num_rows: int, num_token_ids: int) -> None:
         self._get_masks = get_masks
-        self._num_words = -(-num_token_ids // WORD_BITS)
+        self._num_token_ids = num_token_ids
         self._masks: Sequence[Mask | None] = ()
         self._addresses = array("q", bytes(8 * num_rows))
         self._error: BaseException | None = None
@@ -44,15 +44,22 @@ class MaskCall:
             if len(self._masks) != len(self._addresses):
                 raise ValueError(f"there must be {len(self._addresses)} masks, got {len(self._masks)}")
             for row, mask in enumerate(self._masks):
-                self._addresses[row] = 0 if mask is None else self._address(mask)
+                self._addresses[row] = 0 if mask is None else mask_address(mask, self._num_token_ids)
         except BaseException as error:  # noqa: BLE001
             self._error = error
             return None
         return self._addresses.buffer_info()[0]
 
-    def _address(self, mask: Mask) -> int:
-        if mask.dtype != np.int32 or mask.shape != (self._num_words,) or not mask.flags.c_contiguous:
-            raise ValueError(
-                f"a mask must be [{self._num_words}] int32, contiguous, got {list(mask.shape)} {mask.dtype}"
-            )
-        return mask.ctypes.data
+
+def mask_address(mask: Mask, num_token_ids: int) -> int:
+    """Give a mask's address.
+
+    Raises:
+        ValueError: it is not [ceil(num_token_ids / 32)] int32, contiguous.
+    """
+    num_words = -(-num_token_ids // WORD_BITS)
+    if mask.dtype != np.int32 or mask.shape != (num_words,) or not mask.flags.c_contiguous:
+        raise ValueError(
+            f"a mask must be [{num_words}] int32, contiguous, got {list(mask.shape)} {mask.dtype}"
+        )
+    return mask.ctypes.data

@@ -178,6 +178,16 @@ int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, con
     return kDone;
 }
 
+// What is drawn is checked by the caller (decoder.py).
+int32_t rt_model_draw(void* model, const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids) {
+    try {
+        static_cast<Model*>(model)->draw(draws, num_draws, num_token_ids, token_ids);
+    } catch (const std::bad_alloc&) {
+        return kOutOfMemory;
+    }
+    return kDone;
+}
+
 // Read num_bytes (a multiple of 64) as fast as one thread can: the floor of what is bound by memory.
 uint64_t rt_read(const void* data, int64_t num_bytes) {
     Words sums[4] = {};

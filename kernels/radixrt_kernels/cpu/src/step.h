@@ -13,6 +13,7 @@
 #include "aligned.h"
 #include "attention.h"
 #include "columns.h"
+#include "draw.h"
 #include "gemm.h"
 #include "likeliest.h"
 #include "rough.h"
@@ -84,6 +85,8 @@ public:
     virtual ~Model() = default;
     // False: there were no masks. Changes: the store at inputs.slots, and what outputs point to.
     virtual bool step(const Inputs& inputs, const Store& store, const Outputs& outputs) = 0;
+    // token_ids [num_draws]. Changes: these only.
+    virtual void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids) = 0;
 };
 
 // Owns the threads and the room for a step's rows, never the weights. One step at a time: others wait.
@@ -97,6 +100,7 @@ public:
           frequencies_(shape.inverse_frequencies, shape.inverse_frequencies + shape.head_dim / 2),
           team_(num_threads),
           scratch_(num_threads),
+          rooms_(num_threads),
           units_(num_threads) {}
 
     bool step(const Inputs& inputs, const Store& store, const Outputs& outputs) override {
@@ -117,6 +121,14 @@ public:
         team_.run([&](int thread) { run(thread, outputs.logits); });
         likeliest_.write(outputs.token_ids, outputs.largest);
         return has_masks_;
+    }
+
+    void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids) override {
+        std::lock_guard<std::mutex> guard(mutex_);
+        team_.run([&](int thread) {
+            team_.for_each(thread, num_draws,
+                           [&](int64_t i) { token_ids[i] = rooms_[thread].draw(draws[i], num_token_ids); });
+        });
     }
 
 private:
@@ -372,6 +384,7 @@ private:
     const std::vector<float> frequencies_;
     Team team_;
     std::vector<AttentionScratch> scratch_;
+    std::vector<DrawRoom> rooms_;
     std::vector<TileUnit> units_;
     std::mutex mutex_;
     Inputs inputs_{};

@@ -1,0 +1,243 @@
+// Draws a row's token: temperature, top-k, top-p, min-p, then the inverse of the cumulated weights at one number.
+//
+//     logits -> weights 2^((x - best) / T log2 e), float64 -> the least weight kept -> sums by block -> the block -> the token
+//
+// Equal weights rank by token id. Weights are not normalized, and those below 2^-1021 are 0: a draw differs from the plain
+// rule where the number, or top_p, falls within rounding of a border between two tokens.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "aligned.h"
+#include "columns.h"
+
+namespace radixrt {
+
+constexpr int kDoubles = kLanes / 2;
+typedef double Doubles __attribute__((vector_size(4 * kLanes)));
+typedef int64_t Longs __attribute__((vector_size(4 * kLanes)));
+typedef float HalfFloats __attribute__((vector_size(2 * kLanes)));
+
+inline Doubles splat_double(double value) { return value - Doubles{}; }
+inline double sum_lanes(Doubles x) {
+    double sum = 0.0;
+    for (int i = 0; i < kDoubles; ++i) sum += x[i];
+    return sum;
+}
+
+// 2^x for x <= 0; 0 below 2^-1021. 2^x = 2^n 2^f with |f| <= 1/2; the series ends at (f ln 2)^12 / 12!.
+inline Doubles exp2(Doubles x) {
+    constexpr double kLn2 = 0.69314718055994530942;
+    const Doubles least = splat_double(-1021.0), kept = x < least ? least : x;
+    // Adding 1.5 * 2^52 leaves n in the low bits of the sum.
+    const Doubles shift = splat_double(6755399441055744.0), shifted = kept + shift;
+    const Doubles power = (kept - (shifted - shift)) * kLn2;
+    Doubles sum = splat_double(1.0 / 479001600);
+    constexpr double kTerms[] = {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+                                 1.0 / 120,      1.0 / 24,      1.0 / 6,      1.0 / 2,     1.0,        1.0};
+    for (double term : kTerms) sum = sum * power + term;
+    const Doubles result = (Doubles)((Longs)sum + ((Longs)shifted << 52));
+    return x < least ? Doubles{} : result;
+}
+
+// One row's draw. The largest allowed logit is finite.
+struct Draw {
+    const float* logits;  // [num_columns]
+    const Word* mask;     // a bit for each of them; null: all are allowed
+    double temperature, top_p, min_p, uniform;
+    int64_t top_k;  // 0: all
+    float best;     // the largest allowed
+};
+
+// Where one thread draws, row after row.
+class DrawRoom {
+public:
+    int64_t draw(const Draw& draw, int64_t num_columns) {
+        num_columns_ = num_columns;
+        weigh(draw);
+        least_ = draw.min_p;
+        last_ = {-1.0, 0};
+        if (draw.top_k || draw.top_p < 1.0) find_last(draw);
+        return place_of(draw.uniform);
+    }
+
+private:
+    static constexpr int64_t kBlock = 512;
+    static constexpr double kStep = 1.0 / 8;  // between one bound on weights and the next
+    static constexpr int64_t kManySorted = 256;
+    static constexpr int kMostSplits = 8;
+
+    struct Candidate {
+        double weight;
+        int64_t token_id;
+
+        bool operator<(const Candidate& other) const {
+            return weight > other.weight || (weight == other.weight && token_id < other.token_id);
+        }
+    };
+    // Of the weights that are at least some bound.
+    struct Mass {
+        double sum;
+        int64_t count;
+    };
+
+    int64_t num_padded() const { return round_up(num_columns_, kDoubles); }
+
+    void weigh(const Draw& draw) {
+        if ((int64_t)weights_.size() < num_padded()) weights_.resize(num_padded());
+        // Finite, as 0 times it is to be 0.
+        const double scale = std::min(1.44269504088896340736 / draw.temperature, std::numeric_limits<double>::max());
+        for (int64_t i = 0; i < num_padded(); i += kDoubles) {
+            HalfFloats x;
+            const int64_t count = num_columns_ - i;
+            if (count >= kDoubles) {
+                x = load<HalfFloats>(draw.logits + i);
+            } else {
+                for (int j = 0; j < kDoubles; ++j) x[j] = j < count ? draw.logits[i + j] : -kInfinity;
+            }
+            const HalfFloats gap = x - draw.best;
+            Doubles weight = exp2(__builtin_convertvector(gap, Doubles) * scale);
+            if (draw.mask) weight = allowed(draw.mask, i) ? weight : Doubles{};
+            store(&weights_[i], weight);
+        }
+    }
+
+    // Lanes whose token a mask allows.
+    static Longs allowed(const Word* mask, int64_t token_id) {
+        Longs bits;
+        for (int j = 0; j < kDoubles; ++j) bits[j] = int64_t{1} << j;
+        const int64_t word = mask[token_id / 32] >> token_id % 32;
+        return ((word - Longs{}) & bits) != 0;
+    }
+
+    Mass mass_from(double bound) const {
+        Doubles sum = {};
+        Longs count = {};
+        for (int64_t i = 0; i < num_padded(); i += kDoubles) {
+            const Doubles weight = load<Doubles>(&weights_[i]);
+            const Longs is_in = weight >= bound;
+            sum += is_in ? weight : Doubles{};
+            count -= is_in;
+        }
+        int64_t total = 0;
+        for (int j = 0; j < kDoubles; ++j) total += count[j];
+        return {sum_lanes(sum), total};
+    }
+
+    // The last token, in order of weights, that top-k and top-p keep. A band of weights that holds it is sorted: of top-k
+    // first, as top-p is a share of what that keeps.
+    void find_last(const Draw& draw) {
+        double kept = 0.0;
+        if (draw.top_k > 0 && draw.top_k < num_columns_) {
+            const double before = take_band([&](const Mass& mass) { return mass.count >= draw.top_k; });
+            const int64_t num_own = std::min<int64_t>(draw.top_k - num_before_, band_.size());
+            kept = before;
+            for (int64_t i = 0; i < num_own; ++i) kept += band_[i].weight;
+            last_ = band_[num_own - 1];
+        } else {
+            kept = mass_from(0.0).sum;
+        }
+        if (draw.top_p >= 1.0) return;
+        const double share = draw.top_p * kept;
+        double before = take_band([&](const Mass& mass) { return mass.sum >= share; });
+        int64_t place = 0;
+        while (place + 1 < (int64_t)band_.size() && before + band_[place].weight < share)
+            before += band_[place++].weight;
+        if (last_.weight < 0.0 || band_[place] < last_) last_ = band_[place];
+    }
+
+    // Sort the first band of weights with which is_enough(all from there on); give the sum of those before it.
+    template <class IsEnough>
+    double take_band(IsEnough&& is_enough) {
+        double above = std::numeric_limits<double>::infinity(), bound = 1.0;
+        Mass before{0.0, 0}, mass;
+        // The largest weight is 1. Less than the last bound, one band holds all.
+        while (!is_enough(mass = mass_from(bound)) && bound > 0.0) {
+            before = mass;
+            above = bound;
+            bound = bound > 0x1p-60 ? bound * kStep : 0.0;
+        }
+        // Halves of its logarithms, as a pass costs less than sorting many. Equal weights do not part.
+        for (int i = 0; i < kMostSplits && bound > 0.0 && bound < 1.0 && mass.count - before.count > kManySorted; ++i) {
+            const double middle = std::sqrt(bound * above);
+            const Mass upper = mass_from(middle);
+            if (is_enough(upper)) {
+                mass = upper;
+                bound = middle;
+            } else {
+                before = upper;
+                above = middle;
+            }
+        }
+        num_before_ = before.count;
+        band_.clear();
+        for (int64_t i = 0; i < num_padded(); i += kDoubles) {
+            const Doubles weight = load<Doubles>(&weights_[i]);
+            const Longs is_in = (weight >= bound) & (weight < above);
+            if (!any(is_in)) continue;
+            for (int j = 0; j < kDoubles; ++j)
+                if (is_in[j] && i + j < num_columns_) band_.push_back({weight[j], i + j});
+        }
+        std::sort(band_.begin(), band_.end());
+        return before.sum;
+    }
+
+    static bool any(Longs lanes) {
+        int64_t all = 0;
+        for (int j = 0; j < kDoubles; ++j) all |= lanes[j];
+        return all;
+    }
+
+    // The weights that are kept, of the lanes from a token on.
+    Doubles kept_from(int64_t i) const {
+        const Doubles weight = load<Doubles>(&weights_[i]);
+        Longs token_id;
+        for (int j = 0; j < kDoubles; ++j) token_id[j] = i + j;
+        const Longs is_kept = ((weight > last_.weight) | ((weight == last_.weight) & (token_id <= last_.token_id))) &
+                              (weight >= least_);
+        return is_kept ? weight : Doubles{};
+    }
+
+    // The first token whose cumulated weight exceeds a share of all; it has a weight of its own.
+    int64_t place_of(double uniform) {
+        sums_.clear();
+        double total = 0.0;
+        for (int64_t block = 0; block < num_padded(); block += kBlock) {
+            Doubles sum = {};
+            for (int64_t i = block; i < std::min(block + kBlock, num_padded()); i += kDoubles) sum += kept_from(i);
+            sums_.push_back(sum_lanes(sum));
+            total += sums_.back();
+        }
+        const double target = uniform * total;
+        while (sums_.back() == 0.0) sums_.pop_back();
+        // Rounding may leave the target unreached: then the last token that has a weight is drawn.
+        const int64_t last_block = sums_.size() - 1;
+        double reached = 0.0;
+        int64_t block = 0, last = 0;
+        for (; block < last_block && reached + sums_[block] <= target; ++block) reached += sums_[block];
+        for (int64_t i = block * kBlock; i < num_padded(); i += kDoubles) {
+            const Doubles kept = kept_from(i);
+            for (int j = 0; j < kDoubles; ++j) {
+                if (kept[j] == 0.0) continue;
+                last = i + j;
+                reached += kept[j];
+                if (reached > target) return last;
+            }
+        }
+        return last;
+    }
+
+    static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+    int64_t num_columns_ = 0, num_before_ = 0;
+    double least_ = 0.0;
+    Candidate last_{};
+    Aligned<double> weights_;
+    std::vector<Candidate> band_;
+    std::vector<double> sums_;
+};
+
+}  // namespace radixrt
