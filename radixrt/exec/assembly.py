@@ -7,6 +7,7 @@ from typing import Any
 from radixrt.config import SchedConfig
 from radixrt.errors import InvalidRequest
 from radixrt.exec.draw import draw_rows
+from radixrt.exec.native_draw import NativeDraw
 from radixrt.exec.resolve import ResolvedConfig
 from radixrt.exec.runner import ModelRunner, Runner
 from radixrt.kv.store import KVStore
@@ -18,7 +19,7 @@ from radixrt.model.native import NativeDecoder
 def make_runner(model: AnyDecoder, store: KVStore, config: ResolvedConfig) -> Runner[Any]:
     """Give the device runner for a model on Triton's kernels, capturing its graphs; else the plain one."""
     if isinstance(model, Decoder | NativeDecoder):
-        draw = model.draw if isinstance(model, NativeDecoder) else draw_rows
+        draw = NativeDraw(model.native) if isinstance(model, NativeDecoder) else draw_rows
         return ModelRunner(model, store, num_token_ids=config.num_token_ids, draw=draw)
     # These need the optional package triton, as the model did.
     from radixrt.exec.device import CudaDevice

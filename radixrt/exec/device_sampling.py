@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixrt.exec.batch import MASK_WORD_BITS, SampleRow, banned_ids, is_measured
-from radixrt.exec.sampler import has_penalty
+from radixrt.exec.draw import has_penalty
 from radixrt.sched.plan import SEQUENCE, Chunk
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams

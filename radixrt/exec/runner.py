@@ -13,10 +13,10 @@ import torch
 from radixrt.errors import RadixrtError
 from radixrt.exec import sampler
 from radixrt.exec.batch import SampleRow, build_inputs, build_sample_rows
-from radixrt.exec.draw import draw_rows
+from radixrt.exec.draw import Draw, Found, draw_rows
 from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.outputs import Draw, GetMasks, Mask, Prediction
+from radixrt.model.outputs import GetMasks, Mask, Prediction
 from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
 from radixrt.types import TokenLogprob
 
@@ -156,7 +156,7 @@ class ModelRunner:
         return lambda: rows
 
     def _sample(
-        self, plan: StepPlan, logits: torch.Tensor, found: sampler.Found, rows: list[SampleRow]
+        self, plan: StepPlan, logits: torch.Tensor, found: Found, rows: list[SampleRow]
     ) -> StepResult:
         # Rows of logits, chunk after chunk: [its scored positions][its next token]
         sample_at, scored_at, row = [], [], 0

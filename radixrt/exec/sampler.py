@@ -1,35 +1,28 @@
-"""Logits, masks and parameters -> tokens: the plain torch reference of the sampling rule.
-
-    logits -> + bias -> penalties -> mask -> temperature -> top-k -> top-p -> min-p -> inverse of the cumulated
-    probabilities at one uniform number
+"""Logits, masks and parameters -> tokens, or why there is none; and logprobs, which are those of the raw logits.
 
 Every row is computed from its own logits, parameters and number alone, so the batch never changes an answer.
-Logprobs are those of the raw logits.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 
 import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
-from radixrt.exec.batch import SampleRow, is_allowed, is_measured, refusals, unpack_masks
-from radixrt.exec.draw import draw_rows
-from radixrt.model.outputs import Draw, DrawRow, Mask, likeliest
+from radixrt.exec.batch import SampleRow, is_allowed, is_measured, unpack_masks
+from radixrt.exec.draw import Draw, Found, changes_logits, draw_rows
+from radixrt.model.outputs import likeliest
 from radixrt.sched.sequence import Sequence
-from radixrt.types import SamplingParams, TokenLogprob
+from radixrt.types import TokenLogprob
 
 NEGATIVE_INFINITY = float("-inf")
-
-Found = tuple[list[int], list[float]]  # of N rows: the likeliest token and its logit
 
 
 def wants_logits(sequence: Sequence) -> bool:
     """Tell whether a sequence asks for more than the likeliest token that its mask allows. Pure."""
     sampling = sequence.sampling
-    if not sampling.is_greedy or sampling.logprobs is not None or _changes_logits(sampling):
+    if not sampling.is_greedy or sampling.logprobs is not None or changes_logits(sampling):
         return True
     return not sequence.allows_end if sequence.constraint is None else is_measured(sequence)
 
@@ -47,7 +40,7 @@ def sample(
     Args:
         logits: [N, V] float32; not changed.
         found: `likeliest(logits)`, where it is known; it may heed the rows' masks.
-        draw: draws where the likeliest token is not wanted.
+        draw: draws where the likeliest token will not do.
     Returns: per row a token id, or the error that ends its sequence: GrammarDeadEnd when nothing is allowed,
         DeviceError when the logits are not numbers.
     """
@@ -55,26 +48,12 @@ def sample(
         return []
     known_ids, known_best = found or likeliest(logits)
     token_ids, best = list(known_ids), list(known_best)
-    changed = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
-    adjusted: dict[int, torch.Tensor] = {}
-    if changed:
-        values = _adjust(logits[changed], [rows[index] for index in changed])
-        adjusted = dict(zip(changed, values.unbind(), strict=True))
-        for index, token_id, value in zip(changed, *likeliest(values), strict=True):
+    drawn = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
+    if drawn:
+        outcomes = draw([logits[index] for index in drawn], [rows[index] for index in drawn])
+        for index, token_id, value in zip(drawn, *outcomes, strict=True):
             token_ids[index], best[index] = token_id, value
-    drawn = [
-        index for index, row in enumerate(rows) if not row.sampling.is_greedy and math.isfinite(best[index])
-    ]
-    wanted = [
-        _draw_row(adjusted[index], best[index], rows[index], mask=None)
-        if index in adjusted
-        else _draw_row(logits[index], best[index], rows[index], mask=rows[index].mask)
-        for index in drawn
-    ]
-    if wanted:
-        for index, token_id in zip(drawn, draw(wanted, num_token_ids=logits.shape[1]), strict=True):
-            token_ids[index] = token_id
-    return [verdict(*found) for found in zip(token_ids, best, rows, strict=True)]
+    return [verdict(*outcome) for outcome in zip(token_ids, best, rows, strict=True)]
 
 
 def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
@@ -88,67 +67,11 @@ def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
     return token_id
 
 
-def _draw_row(logits: torch.Tensor, best: float, row: SampleRow, *, mask: Mask | None) -> DrawRow:
-    sampling = row.sampling
-    numbers = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, row.uniform)
-    return DrawRow(logits, mask, best, *numbers)
-
-
 def _is_settled(row: SampleRow, likeliest: int) -> bool:
-    """Tell whether a row's raw logits will do: nothing applies but a mask, and that allows the likeliest token."""
-    return not _is_adjusted(row) and (row.mask is None or is_allowed(row.mask, likeliest))
-
-
-def _is_adjusted(row: SampleRow) -> bool:
-    """Tell whether something besides a mask changes a row's logits."""
-    return bool(row.banned_ids) or _changes_logits(row.sampling)
-
-
-def _changes_logits(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias) or has_penalty(sampling)
-
-
-def _adjust(logits: torch.Tensor, rows: Seq[SampleRow]) -> torch.Tensor:
-    """Apply bias, penalties, bans and masks in place; give the logits. [N, V]."""
-    vocab_size = logits.shape[1]
-    for index, row in enumerate(rows):
-        sampling = row.sampling
-        if sampling.logit_bias:
-            ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
-            bias = torch.tensor(list(sampling.logit_bias.values()), device=logits.device, dtype=logits.dtype)
-            logits[index, ids] += bias
-        if has_penalty(row.sampling):
-            _penalize(logits[index], row)
-        if row.banned_ids:
-            logits[index, list(row.banned_ids)] = NEGATIVE_INFINITY
-    for index, row in enumerate(rows):
-        if row.mask is not None:
-            logits[index] += refusals(row.mask, vocab_size).to(logits.device)
-    return logits
-
-
-def has_penalty(sampling: SamplingParams) -> bool:
-    """Tell whether tokens that are there already change a row. Pure."""
-    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    return penalties != (1.0, 0.0, 0.0)
-
-
-def _penalize(logits: torch.Tensor, row: SampleRow) -> None:
-    """Apply the penalties to one row in place. [V]
-
-    Sources: repetition penalty, CTRL (arXiv:1909.05858); presence and frequency as the OpenAI API defines them.
-    """
-    sequence, sampling = row.sequence, row.sampling
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(sequence.token_ids)), device=logits.device)
-        values = logits[seen]
-        logits[seen] = torch.where(
-            values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
-        )
-    output = sequence.token_ids[sequence.num_prompt_tokens :]
-    if output:
-        counts = torch.bincount(torch.tensor(output), minlength=len(logits)).to(logits.device, logits.dtype)
-        logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    """Tell whether the likeliest token is the one: nothing applies but a mask, which allows it."""
+    if not row.sampling.is_greedy or row.banned_ids or changes_logits(row.sampling):
+        return False
+    return row.mask is None or is_allowed(row.mask, likeliest)
 
 
 def removed_probability(logits: torch.Tensor, rows: Seq[SampleRow]) -> list[float | None]:

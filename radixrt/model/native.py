@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from radixrt.memory import advise_huge_pages
 from radixrt.model.attention import cpu
 from radixrt.model.decoder import DecoderWeights
 from radixrt.model.inputs import BatchInputs
-from radixrt.model.outputs import DrawRow, GetMasks, Prediction
+from radixrt.model.outputs import GetMasks, Prediction
 from radixrt.model.spec import ModelSpec
 
 
@@ -108,10 +107,6 @@ class NativeDecoder:
             get_masks=get_masks,
         )
         return Prediction(*outputs)
-
-    def draw(self, rows: Sequence[DrawRow], *, num_token_ids: int) -> list[int]:
-        """Draw one token per row, on this decoder's threads."""
-        return self.native.draw(rows, num_token_ids=num_token_ids)
 
 
 def _shape(spec: ModelSpec) -> cpu.DecoderShape:

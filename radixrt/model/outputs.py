@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,33 +31,6 @@ class Prediction(NamedTuple):
     def of(cls, logits: torch.Tensor, *, num_token_ids: int) -> Prediction:
         """Look for the likeliest of the first num_token_ids tokens. [S, V]"""
         return cls(logits, *likeliest(logits[:, :num_token_ids]))
-
-
-class DrawRow(NamedTuple):
-    """A token to draw: from a row's logits, of those that are allowed, by the row's own numbers.
-
-    Attributes:
-        logits: [at least num_token_ids] float32.
-        mask: as GetMasks gives it.
-        best: the largest allowed logit, finite.
-        temperature: above 0. top_k: 0 = all. top_p, min_p: as SamplingParams has them.
-        uniform: in [0, 1), where the cumulated weights are inverted.
-    """
-
-    logits: torch.Tensor
-    mask: Mask | None
-    best: float
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    uniform: float
-
-
-class Draw(Protocol):
-    """Draws one token per row."""
-
-    def __call__(self, rows: Sequence[DrawRow], *, num_token_ids: int) -> list[int]: ...
 
 
 def likeliest(logits: torch.Tensor) -> tuple[list[int], list[float]]:

@@ -1,17 +1,21 @@
-"""Tokens that the CPU kernels draw are those that the plain rule draws (src/draw.h)."""
+"""Tokens that the CPU kernels draw are those that the plain rule draws (src/draw.h), logits and all to the bit."""
 
 import itertools
 import math
 import shutil
+from array import array
 
 import numpy as np
 import pytest
 import torch
 from radixrt_kernels.cpu.build import COMPILER
 
-from radixrt.exec.batch import refusals
+from radixrt.exec.batch import SampleRow
 from radixrt.exec.draw import draw_rows
-from radixrt.model.outputs import DrawRow
+from radixrt.exec.native_draw import NativeDraw
+from radixrt.model.attention import cpu
+from radixrt.sched.sequence import Sequence
+from radixrt.types import GenerateRequest, SamplingParams
 from tests.model.test_native import build
 from tests.support.models import tiny_model
 from tests.support.variants import VARIANT_NAMES
@@ -20,25 +24,32 @@ pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ c
 
 SIZES = (1, 40, 1357)
 UNIFORMS = (1e-12, 0.01731, 0.31337, 0.50021, 0.77123, 0.99171, 0.999999)  # no borders between equal weights
-# temperature, top_k, top_p, min_p; no top_p that equal weights add up to
-NUMBERS = (
-    (1.0, 0, 1.0, 0.0),
-    (0.3, 0, 1.0, 0.0),
-    (1e-6, 0, 1.0, 0.0),
-    (5e-324, 0, 1.0, 0.0),
-    (100.0, 0, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.13),
-    (1.0, 0, 1.0, 1.0),
-    (1.0, 1, 1.0, 0.0),
-    (5.0, 5, 1.0, 0.0),
-    (5.0, 700, 1.0, 0.0),
-    (1.0, 1 << 62, 1.0, 0.0),
-    (1.0, 0, 0.6123, 0.0),
-    (2.0, 0, 0.98765, 0.0),
-    (2.0, 0, 1e-9, 0.0),
-    (100.0, 2, 5e-324, 0.0),
-    (2.0, 100, 0.7123, 0.0),
-    (2.0, 20, 0.9123, 0.1),
+SETTINGS = (  # no top_p that equal weights add up to
+    {"temperature": 0},
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 1e-6},
+    {"temperature": 100.0},
+    {"min_p": 0.13},
+    {"min_p": 1.0},
+    {"top_k": 1},
+    {"temperature": 5.0, "top_k": 5},
+    {"temperature": 5.0, "top_k": 700},
+    {"top_k": 1 << 20},
+    {"top_p": 0.6123},
+    {"temperature": 2.0, "top_p": 0.98765},
+    {"temperature": 2.0, "top_p": 1e-9},
+    {"temperature": 100.0, "top_k": 2, "top_p": 5e-324},
+    {"temperature": 2.0, "top_k": 100, "top_p": 0.7123},
+    {"temperature": 2.0, "top_k": 20, "top_p": 0.9123, "min_p": 0.1},
+)
+ADJUSTMENTS = (
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6, "presence_penalty": 0.3},
+    {"presence_penalty": 1.5, "frequency_penalty": -0.7},
+    {"frequency_penalty": 0.3},
+    {"logit_bias": {3: 100.0, 0: -2.5, 17: 0.3}},
+    {"logit_bias": {5: 2.0}, "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1},
 )
 LOGITS = {
     "normal": lambda x: 3 * x,
@@ -53,20 +64,30 @@ LOGITS = {
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory):
+def draws(tmp_path_factory):
     folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-    return {variant: build(folder, variant=variant, num_threads=3) for variant in VARIANT_NAMES}
+    return {
+        variant: NativeDraw(build(folder, variant=variant, num_threads=3).native) for variant in VARIANT_NAMES
+    }
 
 
 @pytest.fixture(params=VARIANT_NAMES)
-def decoder(request, decoders):
-    return decoders[request.param]
+def draw(request, draws):
+    return draws[request.param]
 
 
-def assert_drawn(decoders, rows, num_token_ids):
-    expected = draw_rows(rows, num_token_ids=num_token_ids)
-    for variant, decoder in decoders.items():
-        assert decoder.draw(rows, num_token_ids=num_token_ids) == expected, variant
+def found_of(drawn):
+    """What is no number equals itself here."""
+    return [
+        (None, None) if math.isnan(value) else (token_id, value)
+        for token_id, value in zip(*drawn, strict=True)
+    ]
+
+
+def assert_drawn(draws, logits, rows):
+    expected = found_of(draw_rows(logits, rows))
+    for variant, draw in draws.items():
+        assert found_of(draw(logits, rows)) == expected, variant
 
 
 def logits_of(kind, size, seed):
@@ -83,66 +104,104 @@ def mask_of(share, size, seed):
     return np.packbits(allowed, bitorder="little").view(np.int32)
 
 
-def row_of(logits, mask, numbers, uniform):
-    values = logits if mask is None else logits + refusals(mask, len(logits))
-    best = float(values.max())
-    if math.isinf(best):  # the mask allows banned tokens only
-        return row_of(logits, None, numbers, uniform)
-    return DrawRow(logits, mask, best, *numbers, uniform)
+def row_of(uniform=0.5, *, mask=None, banned=(), prompt=(1, 2, 3), output=(4, 4, 9), **sampling):
+    sequence = Sequence(GenerateRequest(tuple(prompt), SamplingParams(**sampling)), arrival=0, seed=0)
+    sequence.token_ids.extend(array("i", output))
+    return SampleRow(sequence, uniform, mask, tuple(banned))
 
 
 @pytest.mark.parametrize("kind", LOGITS)
-def test_tokens_are_those_of_the_plain_rule(decoders, kind):
+def test_tokens_are_those_of_the_plain_rule(draws, kind):
     for seed, size in enumerate(SIZES):
         logits = logits_of(kind, size, seed)
         for share in (None, 0.9, 0.02):
             mask = None if share is None else mask_of(share, size, seed)
             rows = [
-                row_of(logits, mask, numbers, uniform)
-                for numbers, uniform in itertools.product(NUMBERS, UNIFORMS)
+                row_of(uniform, mask=mask, **settings)
+                for settings, uniform in itertools.product(SETTINGS, UNIFORMS)
             ]
-            assert_drawn(decoders, rows, size)
+            assert_drawn(draws, [logits] * len(rows), rows)
 
 
-def test_a_large_vocabulary_is_drawn_from_alike(decoders):
+@pytest.mark.parametrize("kind", LOGITS)
+def test_biases_penalties_and_bans_come_first(draws, kind):
+    size = 203
+    rows, logits = [], []
+    for seed, (settings, adjustment) in enumerate(itertools.product(SETTINGS, ADJUSTMENTS)):
+        rng = np.random.default_rng(seed)
+        tokens = {
+            "prompt": tuple(rng.integers(0, size, 60).tolist()),
+            "output": tuple(rng.integers(0, 20, int(rng.integers(0, 40))).tolist()),
+            "banned": tuple(rng.integers(0, size, int(rng.integers(0, 3))).tolist()),
+            "mask": mask_of(0.8, size, seed) if seed % 3 == 0 else None,
+        }
+        rows.append(row_of(float(rng.random()), **tokens, **settings, **adjustment))
+        logits.append(logits_of(kind, size, seed))
+    assert_drawn(draws, logits, rows)
+    for row, values in zip(rows, logits, strict=True):
+        assert_drawn(draws, [values], [row])  # what a row counts is forgotten after it
+
+
+def test_a_large_vocabulary_is_drawn_from_alike(draws):
     """Bands of weights are split before they are sorted; equal ones cannot be."""
     for seed, kind in enumerate(("normal", "flat", "many equal")):
         logits = logits_of(kind, 49_152, seed)
         for mask in (None, mask_of(0.7, 49_152, seed)):
-            rows = [row_of(logits, mask, numbers, 0.61803) for numbers in NUMBERS]
-            assert_drawn(decoders, rows, 49_152)
+            rows = [row_of(0.61803, mask=mask, **settings) for settings in SETTINGS]
+            assert_drawn(draws, [logits] * len(rows), rows)
 
 
-def test_padding_is_never_drawn(decoder):
+def test_padding_is_neither_read_nor_drawn(draw):
     logits = torch.zeros(64)
-    logits[50:] = 30.0
-    rows = [DrawRow(logits, None, 0.0, *NUMBERS[4], uniform) for uniform in UNIFORMS]
-    drawn = decoder.draw(rows, num_token_ids=50)
-    assert drawn == draw_rows(rows, num_token_ids=50)
-    assert max(drawn) == 49
+    logits[50:] = math.nan
+    rows = [row_of(uniform, temperature=100.0) for uniform in UNIFORMS]
+    drawn = draw([logits[:50]] * len(rows), rows)
+    assert drawn == draw_rows([logits[:50]] * len(rows), rows)
+    assert max(drawn[0]) == 49
 
 
-def test_zero_draws_the_first_token_that_has_a_weight(decoder):
+def test_tokens_past_the_vocabulary_are_passed_over(draw):
+    """A prompt may hold ids that no token is drawn with."""
+    logits = torch.tensor([1.0, 2.0, 3.0])
+    row = row_of(
+        prompt=(2, 70), output=(1 << 30,), repetition_penalty=4.0, temperature=0, frequency_penalty=1.0
+    )
+    assert draw([logits], [row]) == ([1], [2.0])
+
+
+def test_zero_draws_the_first_token_that_has_a_weight(draw):
     logits = torch.tensor([-math.inf, -1e4, -1.0, 0.0])
     for mask, expected in ((None, 2), (np.array([0b1011], np.int32), 3)):
-        row = DrawRow(logits, mask, 0.0, 1.0, 0, 1.0, 0.0, 0.0)
-        assert decoder.draw([row], num_token_ids=4) == draw_rows([row], num_token_ids=4) == [expected]
+        rows = [row_of(0.0, mask=mask)]
+        assert draw([logits], rows) == draw_rows([logits], rows) == ([expected], [0.0])
 
 
-def test_rows_do_not_see_one_another(decoder):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_what_is_no_number_is_told_by_the_largest(draws, value, is_allowed):
+    logits = torch.zeros(40)
+    logits[7] = value
+    mask = np.array([-1, 255] if is_allowed else [~(1 << 7), 255], np.int32)
+    nothing = np.zeros(2, np.int32)
+    rows = [row_of(**settings, mask=mask) for settings in SETTINGS]
+    rows += [row_of(mask=nothing), row_of(mask=nothing, temperature=0)]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+def test_rows_do_not_see_one_another(draw):
+    logits = [logits_of("normal", 513, seed) for seed in range(len(SETTINGS))]
     rows = [
-        row_of(logits_of("normal", 513, seed), mask_of(0.5, 513, seed) if seed % 2 else None, numbers, 0.4)
-        for seed, numbers in enumerate(NUMBERS)
+        row_of(0.4, mask=mask_of(0.5, 513, seed) if seed % 2 else None, **settings)
+        for seed, settings in enumerate(SETTINGS)
     ]
-    alone = [decoder.draw([row], num_token_ids=513)[0] for row in rows]
-    assert decoder.draw(rows, num_token_ids=513) == alone
-    assert decoder.draw([], num_token_ids=513) == []
+    alone = [draw([values], [row]) for values, row in zip(logits, rows, strict=True)]
+    assert draw(logits, rows) == tuple([one[part][0] for one in alone] for part in (0, 1))
 
 
-def test_frequencies_follow_the_probabilities(decoder):
+def test_frequencies_follow_the_probabilities(draw):
     logits = torch.tensor([0.0, math.log(2.0), math.log(5.0)])
-    rows = [DrawRow(logits, None, math.log(5.0), 1.0, 0, 1.0, 0.0, (i + 0.5) / 8000) for i in range(8000)]
-    drawn = decoder.draw(rows, num_token_ids=3)
+    rows = [row_of((i + 0.5) / 8000) for i in range(8000)]
+    drawn, _ = draw([logits] * len(rows), rows)
     assert [drawn.count(token_id) for token_id in range(3)] == [1000, 2000, 5000]
 
 
@@ -154,14 +213,20 @@ def test_frequencies_follow_the_probabilities(decoder):
         ({"logits": torch.zeros(80)[::2]}, "logits must be float32 in one row"),
         ({"logits": torch.zeros(39)}, r"num_token_ids must be in \[1, 39\], got 40"),
         ({"mask": np.ones(1, np.int32)}, r"a mask must be \[2\] int32"),
-        ({"best": -math.inf}, "best must be finite"),
-        ({"temperature": 0.0}, "temperature > 0"),
-        ({"temperature": math.nan}, "temperature > 0"),
+        ({"token_ids": array("q", (1, 2))}, "token_ids must be 'i' and begin with 1 of the prompt, got"),
+        ({"num_prompt_tokens": 3}, "begin with 3 of the prompt"),
+        ({"temperature": -1.0}, "temperature must be >= 0"),
+        ({"temperature": math.nan}, "temperature must be >= 0"),
         ({"top_k": -1}, "top_k >= 0"),
         ({"uniform": 1.0}, r"uniform in \[0, 1\)"),
     ],
 )
-def test_rows_that_cannot_be_drawn_are_refused(decoder, changed, message):
-    row = DrawRow(torch.zeros(40), None, 0.0, 1.0, 0, 1.0, 0.0, 0.5)
+def test_rows_that_cannot_be_drawn_are_refused(tmp_path, changed, message):
+    native = build(tiny_model("llama", tmp_path / "tiny")).native
+    penalties = (1.0, 0.0, 0.0)
+    row = cpu.DrawRow(
+        torch.zeros(40), None, {}, (), array("i", (1, 2)), 1, *penalties, 1.0, 0, 1.0, 0.0, uniform=0.5
+    )
+    assert native.draw([], num_token_ids=40) == ([], [])
     with pytest.raises(ValueError, match=message):
-        decoder.draw([row, row._replace(**changed)], num_token_ids=40)
+        native.draw([row, row._replace(**changed)], num_token_ids=40)

@@ -3,6 +3,7 @@
 from radixrt_kernels.cpu.attention import CpuAttention
 from radixrt_kernels.cpu.build import VARIANTS, BuildError, supported_variants
 from radixrt_kernels.cpu.decoder import CpuDecoder, DecoderShape, LayerTensors
+from radixrt_kernels.cpu.draw import DrawRow
 from radixrt_kernels.cpu.library import Library, load_library
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "CpuAttention",
     "CpuDecoder",
     "DecoderShape",
+    "DrawRow",
     "LayerTensors",
     "Library",
     "load_library",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from radixrt_kernels.cpu.draw import DrawRow, draw_table
+from radixrt_kernels.cpu.draw import DrawRow, DrawTable
 from radixrt_kernels.cpu.library import (
     CBatch,
     CInputs,
@@ -199,19 +199,22 @@ class CpuDecoder:
         check_status(status)
         return StepOutputs(logits, likeliest.tolist(), largest.tolist())
 
-    def draw(self, rows: Sequence[DrawRow], *, num_token_ids: int) -> list[int]:
+    def draw(self, rows: Sequence[DrawRow], *, num_token_ids: int) -> tuple[list[int], list[float]]:
         """Draw one token per row (src/draw.h), on the decoder's threads.
 
         Args:
             rows: see draw.py.
+        Returns: the tokens, and each row's largest adjusted logit; where that is not finite the token is the likeliest.
         Raises:
             ValueError: a type or shape differs, a number is out of range.
         """
-        draws = draw_table(rows, num_token_ids)
+        table = DrawTable(rows, num_token_ids)
         token_ids: array[int] = array(INT64, bytes(8 * len(rows)))
-        functions, address = self.library.functions, token_ids.buffer_info()[0]
-        check_status(functions.rt_model_draw(self._model, draws, len(rows), num_token_ids, address))
-        return token_ids.tolist()
+        largest: array[float] = array("f", bytes(4 * len(rows)))
+        addresses = (token_ids.buffer_info()[0], largest.buffer_info()[0])
+        arguments = (table.draws, len(rows), num_token_ids, *addresses)
+        check_status(self.library.functions.rt_model_draw(self._model, *arguments))
+        return token_ids.tolist(), largest.tolist()
 
     def _pages(self, store: torch.Tensor) -> CStore:
         num_pages, page_size = store.shape[0], store.shape[3]

@@ -137,7 +137,7 @@ SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         c_int32,
         (c_void_p, POINTER(CShape), POINTER(CInputs), POINTER(CStore), POINTER(COutputs)),
     ),
-    "rt_model_draw": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+    "rt_model_draw": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
     "rt_read": (c_uint64, (c_void_p, c_int64)),
 }
 

@@ -179,9 +179,10 @@ int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, con
 }
 
 // What is drawn is checked by the caller (decoder.py).
-int32_t rt_model_draw(void* model, const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids) {
+int32_t rt_model_draw(void* model, const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids,
+                      float* largest) {
     try {
-        static_cast<Model*>(model)->draw(draws, num_draws, num_token_ids, token_ids);
+        static_cast<Model*>(model)->draw(draws, num_draws, num_token_ids, token_ids, largest);
     } catch (const std::bad_alloc&) {
         return kOutOfMemory;
     }

@@ -1,6 +1,8 @@
-// Draws a row's token: temperature, top-k, top-p, min-p, then the inverse of the cumulated weights at one number.
+// Draws a row's token: bias, penalties, bans, mask, temperature, top-k, top-p, min-p, then the inverse of the cumulated
+// weights at one number.
 //
-//     logits -> weights 2^((x - best) / T log2 e), float64 -> the least weight kept -> sums by block -> the block -> the token
+//     logits -> adjusted -> the largest -> weights 2^((x - largest) / T log2 e), float64 -> the last one kept
+//            -> sums by block -> the block -> the token
 //
 // Equal weights rank by token id. Weights are not normalized, and those below 2^-1021 are 0: a draw differs from the plain
 // rule where the number, or top_p, falls within rounding of a border between two tokens.
@@ -13,6 +15,7 @@
 
 #include "aligned.h"
 #include "columns.h"
+#include "likeliest.h"
 
 namespace radixrt {
 
@@ -43,21 +46,32 @@ inline Doubles exp2(Doubles x) {
     return x < least ? Doubles{} : result;
 }
 
-// One row's draw. The largest allowed logit is finite.
+// One row's draw. Ids outside of [0, num_columns) are passed over.
 struct Draw {
-    const float* logits;  // [num_columns]
-    const Word* mask;     // a bit for each of them; null: all are allowed
-    double temperature, top_p, min_p, uniform;
-    int64_t top_k;  // 0: all
-    float best;     // the largest allowed
+    const float* logits;       // [num_columns]
+    const Word* mask;          // a bit for each of them; null: all are allowed
+    const int64_t* bias_ids;   // [num_biases], distinct
+    const float* biases;       // [num_biases]
+    const int64_t* banned_ids; // [num_banned]
+    const int32_t* token_ids;  // [num_tokens], the sequence so far, the prompt first
+    int64_t num_biases, num_banned, num_tokens, num_prompt;
+    int64_t top_k;             // 0: all
+    double temperature;        // 0: the likeliest
+    double top_p, min_p, uniform;
+    float repetition, presence, frequency;  // penalties
 };
 
 // Where one thread draws, row after row.
 class DrawRoom {
 public:
-    int64_t draw(const Draw& draw, int64_t num_columns) {
+    // Gives the token, and the largest adjusted logit; where that is not finite, no weight can be drawn: the likeliest.
+    int64_t draw(const Draw& draw, int64_t num_columns, float* largest) {
         num_columns_ = num_columns;
-        weigh(draw);
+        columns_.choose(num_columns, draw.mask ? &draw.mask : nullptr);
+        values_ = adjust(draw);
+        const int64_t likeliest = find_likeliest(largest);
+        if (draw.temperature == 0.0 || !std::isfinite(*largest)) return likeliest;
+        weigh(draw.temperature, *largest);
         least_ = draw.min_p;
         last_ = {-1.0, 0};
         if (draw.top_k || draw.top_p < 1.0) find_last(draw);
@@ -85,32 +99,91 @@ private:
     };
 
     int64_t num_padded() const { return round_up(num_columns_, kDoubles); }
+    int64_t num_panels() const { return (num_columns_ + kPanel - 1) / kPanel; }
 
-    void weigh(const Draw& draw) {
+    // The adjusted logits: the row itself where nothing applies, else a copy.
+    const float* adjust(const Draw& draw) {
+        const bool counts = draw.presence != 0.0f || draw.frequency != 0.0f, repeats = draw.repetition != 1.0f;
+        if (!draw.mask && !draw.num_biases && !draw.num_banned && !counts && !repeats) return draw.logits;
+        if ((int64_t)adjusted_.size() < num_panels() * kPanel) adjusted_.resize(num_panels() * kPanel);
+        float* values = adjusted_.data();
+        std::copy_n(draw.logits, num_columns_, values);
+        for (int64_t i = 0; i < draw.num_biases; ++i)
+            if (is_column(draw.bias_ids[i])) values[draw.bias_ids[i]] += draw.biases[i];
+        if (repeats || counts) penalize(draw, values, counts, repeats);
+        for (int64_t i = 0; i < draw.num_banned; ++i)
+            if (is_column(draw.banned_ids[i])) values[draw.banned_ids[i]] = -kInfinity;
+        if (draw.mask)
+            for (int64_t panel = 0; panel < num_panels(); ++panel)
+                for (int v = 0; v < kPanelVectors; ++v) {
+                    float* at = values + panel * kPanel + v * kLanes;
+                    store(at, refuse(columns_.lanes(0, panel), v, load<Floats>(at)));
+                }
+        return values;
+    }
+
+    bool is_column(int64_t token_id) const { return token_id >= 0 && token_id < num_columns_; }
+
+    // Each of the sequence's tokens once. What repeats counts in the prompt too, the others in the output only.
+    void penalize(const Draw& draw, float* values, bool counts, bool repeats) {
+        if ((int64_t)counts_.size() < num_columns_) counts_.resize(num_columns_, 0);
+        auto for_each = [&](int64_t first, auto&& function) {
+            for (int64_t i = first; i < draw.num_tokens; ++i)
+                if (is_column(draw.token_ids[i])) function(counts_[draw.token_ids[i]], values[draw.token_ids[i]]);
+        };
+        if (repeats) {
+            for_each(0, [&](int32_t& count, float& value) {
+                if (count++ == 0) value = value > 0.0f ? value / draw.repetition : value * draw.repetition;
+            });
+            for_each(0, [](int32_t& count, float&) { count = 0; });
+        }
+        if (!counts) return;
+        for_each(draw.num_prompt, [](int32_t& count, float&) { ++count; });
+        for_each(draw.num_prompt, [&](int32_t& count, float& value) {
+            if (count > 0) value -= rounded(draw.frequency * (float)count) + draw.presence;
+            count = 0;
+        });
+    }
+
+    // A product that is not fused with the sum after it: the plain rule rounds it.
+    static float rounded(float product) {
+        volatile float result = product;
+        return result;
+    }
+
+    int64_t find_likeliest(float* largest) {
+        likeliest_.begin(1, 1);
+        for (int64_t panel = 0; panel < num_panels(); ++panel) {
+            const float* at = values_ + panel * kPanel;
+            float last[kPanel] = {};
+            if ((panel + 1) * kPanel > num_columns_) {
+                std::copy_n(at, num_columns_ - panel * kPanel, last);
+                at = last;
+            }
+            Floats outputs[kPanelVectors];
+            for (int v = 0; v < kPanelVectors; ++v) outputs[v] = load<Floats>(at + v * kLanes);
+            likeliest_.see(0, 0, panel, columns_.lanes(0, panel), outputs);
+        }
+        int64_t token_id;
+        likeliest_.write(&token_id, largest);
+        return token_id;
+    }
+
+    void weigh(double temperature, float largest) {
         if ((int64_t)weights_.size() < num_padded()) weights_.resize(num_padded());
         // Finite, as 0 times it is to be 0.
-        const double scale = std::min(1.44269504088896340736 / draw.temperature, std::numeric_limits<double>::max());
+        const double scale = std::min(1.44269504088896340736 / temperature, std::numeric_limits<double>::max());
         for (int64_t i = 0; i < num_padded(); i += kDoubles) {
             HalfFloats x;
             const int64_t count = num_columns_ - i;
             if (count >= kDoubles) {
-                x = load<HalfFloats>(draw.logits + i);
+                x = load<HalfFloats>(values_ + i);
             } else {
-                for (int j = 0; j < kDoubles; ++j) x[j] = j < count ? draw.logits[i + j] : -kInfinity;
+                for (int j = 0; j < kDoubles; ++j) x[j] = j < count ? values_[i + j] : -kInfinity;
             }
-            const HalfFloats gap = x - draw.best;
-            Doubles weight = exp2(__builtin_convertvector(gap, Doubles) * scale);
-            if (draw.mask) weight = allowed(draw.mask, i) ? weight : Doubles{};
-            store(&weights_[i], weight);
+            const HalfFloats gap = x - largest;
+            store(&weights_[i], exp2(__builtin_convertvector(gap, Doubles) * scale));
         }
-    }
-
-    // Lanes whose token a mask allows.
-    static Longs allowed(const Word* mask, int64_t token_id) {
-        Longs bits;
-        for (int j = 0; j < kDoubles; ++j) bits[j] = int64_t{1} << j;
-        const int64_t word = mask[token_id / 32] >> token_id % 32;
-        return ((word - Longs{}) & bits) != 0;
     }
 
     Mass mass_from(double bound) const {
@@ -235,6 +308,11 @@ private:
     int64_t num_columns_ = 0, num_before_ = 0;
     double least_ = 0.0;
     Candidate last_{};
+    const float* values_ = nullptr;
+    Columns columns_;
+    Likeliest likeliest_;
+    Aligned<float> adjusted_;
+    std::vector<int32_t> counts_;  // by token, zeros between rows
     Aligned<double> weights_;
     std::vector<Candidate> band_;
     std::vector<double> sums_;

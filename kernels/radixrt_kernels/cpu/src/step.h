@@ -85,8 +85,9 @@ public:
     virtual ~Model() = default;
     // False: there were no masks. Changes: the store at inputs.slots, and what outputs point to.
     virtual bool step(const Inputs& inputs, const Store& store, const Outputs& outputs) = 0;
-    // token_ids [num_draws]. Changes: these only.
-    virtual void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids) = 0;
+    // token_ids, largest [num_draws]. Changes: these only.
+    virtual void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids,
+                      float* largest) = 0;
 };
 
 // Owns the threads and the room for a step's rows, never the weights. One step at a time: others wait.
@@ -123,11 +124,13 @@ public:
         return has_masks_;
     }
 
-    void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids) override {
+    void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids,
+              float* largest) override {
         std::lock_guard<std::mutex> guard(mutex_);
         team_.run([&](int thread) {
-            team_.for_each(thread, num_draws,
-                           [&](int64_t i) { token_ids[i] = rooms_[thread].draw(draws[i], num_token_ids); });
+            team_.for_each(thread, num_draws, [&](int64_t i) {
+                token_ids[i] = rooms_[thread].draw(draws[i], num_token_ids, largest + i);
+            });
         });
     }
 
