@@ -115,8 +115,10 @@ def token_logprobs(
         return []
     logprobs = logits.log_softmax(dim=-1)[:, :num_token_ids]
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None]).squeeze(1).tolist()
-    top = logprobs.topk(max(max(num_top), 1), dim=-1)
-    values, ids = top.values.tolist(), top.indices.tolist()
+    if any(num_top):
+        values, ids = (part.tolist() for part in logprobs.topk(max(num_top), dim=-1))
+    else:  # to look for them would take longer than all else
+        values = ids = [[]] * len(token_ids)
     return [
         TokenLogprob(token_id, chosen[row], tuple(zip(ids[row][:count], values[row][:count], strict=True)))
         for row, (token_id, count) in enumerate(zip(token_ids, num_top, strict=True))
