@@ -291,6 +291,28 @@ private:
     std::vector<Thread> threads_;
 };
 
+// After some searches in a row that did not gain there is none for some steps, then one on trial: so weights without good 8
+// bits cost little, and a single row that might go on in many ways stops nothing.
+class Patience {
+public:
+    bool may_search() {
+        if (pause_ == 0) return true;
+        --pause_;
+        return false;
+    }
+
+    void learn(bool gained) {
+        num_vain_ = gained ? 0 : num_vain_ + 1;
+        if (num_vain_ >= kMostVain) pause_ = kPause;
+    }
+
+private:
+    static constexpr int kMostVain = 4, kPause = 64;
+
+    int num_vain_ = 0;  // in a row
+    int pause_ = 0;     // steps to go without one
+};
+
 #else
 
 constexpr bool kHasRough = false;

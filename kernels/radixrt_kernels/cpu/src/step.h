@@ -333,15 +333,9 @@ private:
 #if defined(RADIXRT_HAS_ROUGH)
     // Panels for one row at a time cost some eight times as much as for many rows.
     static constexpr int64_t kDearShare = 8;
-    // After so many searches in a row that did not gain there is none for some steps, then one on trial: so weights without
-    // good 8 bits cost little, and a single row that might go on in many ways stops nothing.
-    static constexpr int kMostVain = 4, kPause = 64;
 
     void begin_search(bool is_enough) {
-        if (searches_) num_vain_ = gained_ ? 0 : num_vain_ + 1;
-        if (searches_ && num_vain_ >= kMostVain) pause_ = kPause;
-        searches_ = is_enough && weights_.rough_head.panels && pause_ == 0;
-        if (is_enough && pause_ > 0) --pause_;
+        searches_ = is_enough && weights_.rough_head.panels && patience_.may_search();
         if (searches_) search_.begin(team_.num_threads(), inputs_.num_sampled, shape_.hidden_size);
     }
 
@@ -357,7 +351,7 @@ private:
                                                    weights_.rough_head, sums);
                                    });
         const int64_t num_open = search_.num_open(num_rows);
-        if (thread == 0) gained_ = 2 * kDearShare * num_open <= num_rows * exact.num_panels;
+        if (thread == 0) patience_.learn(2 * kDearShare * num_open <= num_rows * exact.num_panels);
         if (kDearShare * num_open > num_rows * exact.num_panels) return false;
         team_.for_each(thread, num_rows, [&](int64_t row) {
             search_.for_each_open(row, [&](int64_t panel) {
@@ -399,9 +393,7 @@ private:
     Likeliest likeliest_;
 #if defined(RADIXRT_HAS_ROUGH)
     RoughSearch search_;
-    bool gained_ = true;  // the last search
-    int num_vain_ = 0;    // in a row
-    int pause_ = 0;       // steps to go without one
+    Patience patience_;
 #endif
     bool searches_ = false;  // in this step
     int64_t num_reserved_ = 0, num_sampled_reserved_ = 0;
