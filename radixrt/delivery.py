@@ -50,8 +50,11 @@ class Delivery:
         self._has_begun = [False] * len(sequences)
         self._num_characters = [0] * len(sequences)
 
-    def push(self, update: SequenceUpdate) -> FinishReason | None:
-        """Hand a sample's new tokens to the reader; give why it ended, if it did (also by a stop string)."""
+    def chunk(self, update: SequenceUpdate) -> OutputChunk:
+        """Give what is to be handed to the reader of a sample's new tokens; it may end them by a stop string.
+
+        Changes: `is_done`, with the last one.
+        """
         sequence = update.sequence
         index = sequence.sample_index
         text, is_stopped = self._detokenize(sequence, update.token_ids)
@@ -76,8 +79,11 @@ class Delivery:
         )
         self._has_begun[index] = True
         self.is_done = self._num_open == 0
+        return chunk
+
+    def hand(self, chunk: OutputChunk) -> None:
+        """Hand a chunk to the reader."""
         self._deliver(chunk)
-        return reason
 
     def _detokenize(self, sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[str, bool]:
         """Give new text, and whether a stop string that is complete after min_tokens ended it."""

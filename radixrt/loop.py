@@ -372,17 +372,22 @@ class EngineLoop:
             self._close_request(request_id, update.error)
             return
         try:
-            reason = delivery.push(update)
+            chunk = delivery.chunk(update)
+        except BaseException as error:  # noqa: BLE001 - for the one who waits
+            self._close_request(request_id, error)
+            return
+        if chunk.finish_reason is not None:
+            self._scheduler.finish(update.sequence, chunk.finish_reason)
+        if delivery.is_done:  # before it is told: whoever has an answer may ask the next question at once
+            self._metrics.observe_finish(delivery.request, delivery.usage())
+            self._forget(request_id)
+        try:
+            delivery.hand(chunk)
         except BaseException as error:  # noqa: BLE001 - the reader's fault or absence
             logger.warning("a reader failed, its request is aborted: %s", first_line(error))
             delivery.is_done = True  # it is not called again
-            self._close_request(request_id, error)
-            return
-        if reason is not None:
-            self._scheduler.finish(update.sequence, reason)
-        if delivery.is_done:
-            self._metrics.observe_finish(delivery.request, delivery.usage())
-            self._forget(request_id)
+            if request_id in self._deliveries:
+                self._close_request(request_id, error)
 
     def _begin(self, request_id: int, delivery: Delivery) -> None:
         self._deliveries[request_id] = delivery

@@ -453,6 +453,36 @@ def test_full_queue_refuses_one_more(folder):
             ticket.abort()
 
 
+def test_whoever_has_an_answer_finds_its_place_in_the_queue_free(folder):
+    with Engine(folder, dtype="float32", num_pages=200, threads=1, max_waiting=1, max_running=1) as engine:
+        inbox = queue.Queue()
+
+        def ask_again(item):
+            if item.usage is not None:
+                inbox.put(item)
+                engine.submit(GenerateRequest((1, 2), SHORT), inbox.put)
+
+        for _ in range(2):
+            engine.submit(GenerateRequest((1, 2, 3), SHORT), ask_again)
+        num_answers = 0
+        while num_answers < 4:
+            item = inbox.get(timeout=60)
+            assert not isinstance(item, BaseException), item
+            num_answers += item.usage is not None
+        assert engine.stats().num_finished_requests == 4
+
+
+def test_an_error_on_the_way_to_text_reaches_the_reader(engine, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("radixrt.delivery.Detokenizer.push", broken)
+        with pytest.raises(ZeroDivisionError):
+            engine.generate("hello", SHORT)
+    assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
 def test_async_generate_stream_and_cancellation(engine):
     async def main():
         client = AsyncEngine(engine)
