@@ -33,7 +33,7 @@ MEMORY_STATUS = 77  # of a worker that was over its memory
 QUICK_MS = 500
 _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
 _MAX_START_S = 60.0
-_MAX_END_S = 0.2
+_MAX_END_S = 10.0  # a process that writes no more has ended, but for its status
 _CHUNK_BYTES = 1 << 16
 _FROM_OTHERS = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)  # no process sends these to itself
 _OUT_OF_MEMORY = b"memory allocation of"  # an engine's last words
@@ -261,13 +261,13 @@ class CompileWorker:
                 self._is_new = False
                 found: dict[str, Any] = json.loads(line)
                 return found
-            end = self._ended()
+            end = self._ended(is_late=line is None)
             if not (end.was_killed or (end.is_out_of_memory and not is_new)):
                 break
         return end
 
-    def _exchange(self, request: bytes) -> bytes:
-        """Give the line that answers a request, b"" if there is none."""
+    def _exchange(self, request: bytes) -> bytes | None:
+        """Give the line that answers a request, b"" if the process died, None if it is late."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -278,13 +278,13 @@ class CompileWorker:
             return b""
         return _read_line(process, _WALL_FACTOR * self._max_ms / 1000)
 
-    def _ended(self) -> _End:
-        """Give how the process ended; end it if it goes on."""
+    def _ended(self, *, is_late: bool = False) -> _End:
+        """Give how the process ended; end it if it goes on, as one that is late does."""
         process, words = self._process, self._words
         assert process is not None
         assert words is not None
         try:
-            status: int | None = process.wait(timeout=_MAX_END_S)
+            status: int | None = process.wait(timeout=0 if is_late else _MAX_END_S)
         except subprocess.TimeoutExpired:
             status = None
         words.seek(max(0, words.seek(0, os.SEEK_END) - _CHUNK_BYTES))
@@ -328,15 +328,15 @@ def _kill(process: subprocess.Popen[bytes], words: IO[bytes], starter: int) -> N
     words.close()
 
 
-def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """Give the next line of a process, b"" if it died or is late."""
+def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
+    """Give the next line of a process, b"" if it died, None if it is late."""
     assert process.stdout is not None
     deadline_s = time.monotonic() + timeout_s
     line = bytearray()
     while not line.endswith(b"\n"):  # it writes no line before it is asked
         left_s = max(0.0, deadline_s - time.monotonic())
         if not select.select([process.stdout], [], [], left_s)[0]:
-            return b""
+            return None
         chunk = os.read(process.stdout.fileno(), _CHUNK_BYTES)
         if not chunk:
             return b""

@@ -1,10 +1,34 @@
-"""Threads that a test itself starts, told from those of tests before it, which may end in between."""
+"""Threads: waiting for what another one does, and those that a test itself starts."""
 
 import threading
+import time
+
+HANG_S = 60  # a ceiling against hangs; nothing takes so long
+
+
+def wait_until(condition):
+    """Wait until something is so that another thread or process does."""
+    deadline_s = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"it was not so within {HANG_S} s"
+        time.sleep(0.005)
+
+
+def act_once(condition, act):
+    """Start a thread that acts as soon as something is so; give it, to be joined."""
+
+    def wait_and_act():
+        wait_until(condition)
+        time.sleep(0.02)  # whoever made it so is on its way to where it waits
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
 
 
 class NewThreads:
-    """Tells of the threads that have begun since it was made, and live."""
+    """Tells of the threads that have begun since it was made, and live: those of tests before may end in between."""
 
     def __init__(self):
         self._before = set(threading.enumerate())
