@@ -32,6 +32,7 @@ class Visit:
         num_body_bytes: of its body, once read.
         deadline_s: when it must be done, by the same clock; set once its body is read.
         notes: what the routes want in the log's line.
+        is_counted: it is among those in progress.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Visit:
     notes: dict[str, Any] = field(default_factory=dict)
     num_body_bytes: int = 0
     deadline_s: float = float("inf")
+    is_counted: bool = False
 
 
 Begin = Callable[[Scope, Visit], Callable[[], None]]
@@ -56,6 +58,17 @@ class Load:
         self.max_open = max_open
         self.num_open = 0
         self.is_draining = False
+
+    def enter(self, visit: Visit) -> None:
+        """Count a request in."""
+        visit.is_counted = True
+        self.num_open += 1
+
+    def leave(self, visit: Visit) -> None:
+        """Count a request out, once."""
+        if visit.is_counted:
+            visit.is_counted = False
+            self.num_open -= 1
 
 
 class Gate:
@@ -106,9 +119,12 @@ class Gate:
                 visit.status = message["status"]
                 name = (b"x-request-id", visit.request_id.encode())
                 message = {**message, "headers": [*message["headers"], name]}
-            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if is_last:
                 finish()
             await send(message)
+            if is_last:  # the app has turns to go yet, and the client may ask again meanwhile
+                self._load.leave(visit)
 
         try:
             await self._pass(scope, receive, answered, visit)
@@ -157,11 +173,11 @@ class Gate:
                     code="queue_full",
                     retry_after="1",
                 )
-        load.num_open += 1
+        load.enter(visit)
         try:
             await self._app(scope, receive, send)
         finally:
-            load.num_open -= 1
+            load.leave(visit)
 
 
 def visit_of(scope: Scope) -> Visit:

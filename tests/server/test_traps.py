@@ -10,9 +10,11 @@ import time
 import pytest
 
 from radixrt import Engine
+from radixrt.config import ServerConfig
+from radixrt.server import create_app
 from radixrt.server.service import NUM_GRAMMAR_THREADS
 from tests.support.asking import chat_in_process, get, post, run
-from tests.support.servers import events
+from tests.support.servers import events, scope_of
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -383,3 +385,30 @@ def test_waiting_for_a_thread_takes_from_a_requests_time(engine, monkeypatch):
 
     run(engine, work)
     assert dict(seen)["late"] <= 30 - 0.6
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_whoever_has_an_answer_may_ask_again_at_once(engine, is_stream):
+    app = create_app(engine, ServerConfig(max_requests=1))
+    body = json.dumps({**GREEDY, "stream": is_stream}).encode()
+
+    async def ask(then):
+        seen, messages = [], [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        async def send(message):
+            seen.append(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                then()
+
+        await app(scope_of("POST", CHAT), receive, send)
+        return seen[0]["status"]
+
+    async def go():
+        asked = []
+        first = await ask(lambda: asked.append(asyncio.ensure_future(ask(lambda: None))))
+        return first, await asked[0]
+
+    assert asyncio.run(go()) == (200, 200)
