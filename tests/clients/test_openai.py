@@ -164,11 +164,9 @@ def test_error_classes(client, server):
 
 
 def test_an_error_in_mid_stream_raises(client):
-    stream = ask(
-        client, max_tokens=4000, stream=True, extra_body={"ignore_eos": True, "radixrt": {"timeout_s": 1.5}}
-    )
+    late = {"ignore_eos": True, "radixrt": {"timeout_s": 1.5}}
     with pytest.raises(openai.APIError) as caught:
-        for _ in stream:
+        for _ in ask(client, max_tokens=4000, stream=True, extra_body=late):
             pass
     assert "timeout" in str(caught.value) or "deadline" in str(caught.value).lower()
 

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from radixrt.errors import EngineStopped
 from radixrt.server.watching import Metrics
 from tests.support.asking import run
+from tests.support.deadlines import LONG_S, deadlines_pass
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello metrics"}], "max_tokens": 8, "temperature": 0}
@@ -54,9 +55,9 @@ def live(engine):
     async def work(http):
         await http.post(CHAT, json=BODY)
         await http.post(CHAT, json={**BODY, "regex": "ab+"})
-        await http.post(
-            CHAT, json={**BODY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
-        )
+        late = {**BODY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": LONG_S}}
+        with deadlines_pass(engine):
+            await http.post(CHAT, json=late)
         await http.post(CHAT, json={**BODY, "temperature": -1})
         await http.get("/nothing/here")
         return await scrape(http)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.support.asking import post
+from tests.support.deadlines import LONG_S, deadlines_pass
 
 RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
 BODY = {"input": "Hello", "max_output_tokens": 12, "temperature": 0}
@@ -176,17 +176,10 @@ def test_a_bad_field_is_400_and_named(engine, change, param, text):
     assert text in error["message"]
 
 
-def test_a_failure_in_mid_stream_is_an_error_event(engine, monkeypatch):
-    model, predict = engine._runner.model, engine._runner.model.predict
-
-    def slowly(*arguments, **options):
-        time.sleep(0.02)
-        return predict(*arguments, **options)
-
-    monkeypatch.setattr(model, "predict", slowly)
-    text = post(
-        engine, RESPONSES, {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": 0.2}}
-    ).text
+def test_a_failure_in_mid_stream_is_an_error_event(engine):
+    body = {**BODY, "stream": True, "max_output_tokens": 1500, "radixrt": {"timeout_s": LONG_S}}
+    with deadlines_pass(engine):
+        text = post(engine, RESPONSES, body).text
     last = json.loads(text.strip().split("\n\n")[-1].split("\n")[1].removeprefix("data: "))
     assert last["type"] == "error"
     assert last["code"] == last["error"]["code"] == "deadline_exceeded"

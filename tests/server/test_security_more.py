@@ -23,7 +23,8 @@ from radixrt.server.running import until_disconnect
 from radixrt.server.security import NamespaceRule, Tenant
 from tests.server.test_security import CHAT, GREEDY, KEY_1, KEY_2, ROOT, SOURCES, TWO_KEYS, imports
 from tests.support.asking import get, post, run
-from tests.support.servers import client_of, events, scope_of
+from tests.support.deadlines import LONG_S, deadlines_pass
+from tests.support.servers import at_rest, client_of, events, scope_of
 
 
 def cached(response):
@@ -286,8 +287,8 @@ def test_what_looks_like_a_constraint_is_never_ignored(engine, fields):
 
 
 def test_only_bugs_write_a_traceback(engine, caplog):
-    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
-    with caplog.at_level(logging.INFO):
+    late = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": LONG_S}}
+    with caplog.at_level(logging.INFO), deadlines_pass(engine):
         assert post(engine, CHAT, late).status_code == 504
         assert post(engine, CHAT, {**late, "stream": True}).status_code == 200
         assert [record for record in caplog.records if record.exc_info] == []
@@ -350,7 +351,7 @@ def test_a_reader_that_leaves_at_any_moment_leaves_nothing_behind(engine, is_str
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert app.state.service.load.num_open == 0
-        await asyncio.sleep(0.2)  # submissions that were under way in a thread are aborted when they come out
+        await at_rest(app)  # submissions that were under way in a thread are aborted when they come out
         assert len([task for task in asyncio.all_tasks() if task is not asyncio.current_task()]) == 0
 
     asyncio.run(go())

@@ -12,9 +12,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.support.asking import run
+from tests.support.deadlines import LONG_S, deadlines_pass
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello spans"}], "max_tokens": 4, "temperature": 0}
+LATE = {**BODY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": LONG_S}}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -55,8 +57,8 @@ def test_a_request_is_a_span_under_the_callers(engine, exporter, is_stream):
 
 def test_a_stream_that_broke_is_an_error_span(engine, exporter):
     exporter.clear()
-    body = {**BODY, "max_tokens": 1500, "ignore_eos": True, "stream": True, "radixrt": {"timeout_s": 0.2}}
-    assert run(engine, lambda http: http.post(CHAT, json=body)).status_code == 200
+    with deadlines_pass(engine):
+        assert run(engine, lambda http: http.post(CHAT, json={**LATE, "stream": True})).status_code == 200
     [span] = exporter.get_finished_spans()
     assert span.status.status_code == trace.StatusCode.ERROR
     assert span.attributes["radixrt.outcome"] == "deadline_exceeded"
@@ -64,8 +66,8 @@ def test_a_stream_that_broke_is_an_error_span(engine, exporter):
 
 def test_a_failure_is_an_error_span(engine, exporter):
     exporter.clear()
-    body = {**BODY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
-    assert run(engine, lambda http: http.post(CHAT, json=body)).status_code == 504
+    with deadlines_pass(engine):
+        assert run(engine, lambda http: http.post(CHAT, json=LATE)).status_code == 504
     [span] = exporter.get_finished_spans()
     assert span.status.status_code == trace.StatusCode.ERROR
     assert span.attributes["http.response.status_code"] == 504

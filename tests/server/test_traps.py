@@ -14,7 +14,9 @@ from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from radixrt.server.service import NUM_GRAMMAR_THREADS
 from tests.support.asking import chat_in_process, get, post, run
-from tests.support.servers import events, scope_of
+from tests.support.deadlines import LONG_S, deadlines_pass
+from tests.support.servers import client_of, events, scope_of
+from tests.support.threads import wait_until
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -111,12 +113,13 @@ def test_a_full_queue_is_429_with_retry_after(model_folder, engine):
 
 
 def test_a_deadline_is_504_and_not_retried(engine):
-    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": 0.2}}
-    response = post(engine, CHAT, body)
+    body = {**GREEDY, "max_tokens": 1500, "ignore_eos": True, "radixrt": {"timeout_s": LONG_S}}
+    with deadlines_pass(engine):
+        response = post(engine, CHAT, body)
+        streamed = events(post(engine, CHAT, {**body, "stream": True}).text)
     assert response.status_code == 504
     assert error_of(response)["code"] == "deadline_exceeded"
     assert response.headers["x-should-retry"] == "false"
-    streamed = events(post(engine, CHAT, {**body, "stream": True}).text)
     assert streamed[-1]["error"]["code"] == "deadline_exceeded"
     assert "[DONE]" not in streamed
 
@@ -353,14 +356,14 @@ def test_whatever_comes_before_the_engine_takes_from_a_requests_time(engine, mon
 
 
 def test_waiting_for_a_thread_takes_from_a_requests_time(engine, monkeypatch):
-    get, submit, seen, holding, asked_for = engine.grammars.get, engine.submit, [], [], set()
+    get, submit, seen, holding = engine.grammars.get, engine.submit, [], []
+    app = create_app(engine, ServerConfig())
 
     def slowly(spec, **options):
         if "slow" in spec.text:
             holding.append(spec)
-            while "late" not in asked_for:
-                time.sleep(0.01)
-            time.sleep(0.8)  # from about when the late one arrives
+            wait_until(lambda: app.state.service.load.num_open > NUM_GRAMMAR_THREADS)  # the late one is there
+            time.sleep(0.3)
         return get(spec, **options)
 
     def submitted(request, deliver):
@@ -370,21 +373,21 @@ def test_waiting_for_a_thread_takes_from_a_requests_time(engine, monkeypatch):
     monkeypatch.setattr(engine.grammars, "get", slowly)
     monkeypatch.setattr(engine, "submit", submitted)
 
-    async def work(http):
-        body = {"prompt": "a", "max_tokens": 8, "radixrt": {"timeout_s": 30}}
+    async def go():
+        body = {"prompt": "a", "max_tokens": 8, "radixrt": {"timeout_s": LONG_S}}
 
         def ask(text):
             return asyncio.ensure_future(http.post("/v1/completions", json={**body, "regex": text}))
 
-        asked = [ask(f"slow{number}") for number in range(NUM_GRAMMAR_THREADS)]
-        while len(holding) < NUM_GRAMMAR_THREADS:  # else the late one could find a free thread
-            await asyncio.sleep(0.01)
-        asked.append(ask("late"))
-        asked_for.add("late")
-        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        async with client_of(app) as http:
+            asked = [ask(f"slow{number}") for number in range(NUM_GRAMMAR_THREADS)]
+            while len(holding) < NUM_GRAMMAR_THREADS:  # else the late one could find a free thread
+                await asyncio.sleep(0.01)
+            asked.append(ask("late"))
+            assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 
-    run(engine, work)
-    assert dict(seen)["late"] <= 30 - 0.6
+    asyncio.run(go())
+    assert dict(seen)["late"] <= LONG_S - 0.3
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

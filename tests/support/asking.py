@@ -6,15 +6,20 @@ import asyncio
 from typing import Any
 
 from radixrt import SamplingParams
-from tests.support.servers import client
+from radixrt.config import ServerConfig
+from radixrt.server import create_app
+from tests.support.servers import at_rest, client_of
 
 
 def run(engine, work, **options: Any):
-    """Run `await work(http)` with a client of a new app."""
+    """Run `await work(http)` with a client of a new app; none of its threads is at work any more at the end."""
 
     async def go():
-        async with client(engine, **options) as http:
-            return await work(http)
+        app = create_app(engine, ServerConfig(**options))
+        async with client_of(app) as http:
+            found = await work(http)
+        await at_rest(app)
+        return found
 
     return asyncio.run(go())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -39,6 +40,15 @@ def client_of(app: Any) -> httpx2.AsyncClient:
         base_url="http://test",
         timeout=60,
     )
+
+
+async def at_rest(app: Any) -> None:
+    """End an app's threads, and wait for what they were doing for clients that have left, and for what comes of it."""
+    service = app.state.service
+    for threads in (service._text_threads, service._grammar_threads):
+        await asyncio.to_thread(threads.shutdown)
+    for _ in range(3):  # a thread's result is handed to the event loop, which hands it on
+        await asyncio.sleep(0)
 
 
 def scope_of(method: str, path: str, *, headers: dict[str, str] | None = None) -> dict[str, Any]:
