@@ -28,6 +28,7 @@ from radixrt import (
     SamplingParams,
 )
 from tests.support.models import tiny_model
+from tests.support.threads import NewThreads, act_once, held_up, wait_until
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
@@ -325,6 +326,7 @@ def test_broken_invariant_stops_the_engine_and_tells_everyone(folder):
 
 
 def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
+    threads = NewThreads()
     engine = Engine(folder, dtype="float32", num_pages=200, threads=1)
     inbox = queue.Queue()
     engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
@@ -335,9 +337,7 @@ def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
         engine.generate("hello")
     with pytest.raises(EngineStopped):
         engine.stats()
-    assert not [
-        thread for thread in threading.enumerate() if thread.name == "radixrt-engine" and thread.is_alive()
-    ]
+    assert "radixrt-engine" not in threads.names()
 
 
 def test_every_waiter_is_told_even_when_the_owners_are_broken(folder):
@@ -423,14 +423,18 @@ def test_interrupted_batch_aborts_all_its_requests(engine):
     def interrupt(number, frame):
         raise Interrupt
 
-    original = signal.signal(signal.SIGALRM, interrupt)
+    original = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(Interrupt):
-            engine.generate(["a", "b", "c", "d"], LONG)
+        with held_up(engine, step=3) as is_there:
+            interrupting = act_once(
+                lambda: is_there.is_set() and engine._loop._num_open == 4,
+                lambda: os.kill(os.getpid(), signal.SIGUSR1),
+            )
+            with pytest.raises(Interrupt):
+                engine.generate(["a", "b", "c", "d"], LONG)
+        interrupting.join()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, original)
+        signal.signal(signal.SIGUSR1, original)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
     assert engine.stats().num_running == engine.stats().num_waiting == 0
 
@@ -491,10 +495,11 @@ def test_async_generate_stream_and_cancellation(engine):
         assert "".join(chunk.text for chunk in chunks) == whole.text
         assert len(other.token_ids) == 5
         task = asyncio.create_task(client.generate("hello", LONG))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        with held_up(engine, step=3) as is_there:
+            await asyncio.to_thread(wait_until, is_there.is_set)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     asyncio.run(main())
     assert engine.generate("hello", SHORT).finish_reason is FinishReason.LENGTH

@@ -9,6 +9,7 @@ import pytest
 from radixrt import AsyncEngine, Engine, EngineStopped, FinishReason, InvariantViolation, SamplingParams
 from radixrt.mailbox import MAX_PER_TURN, Mailbox, Reader
 from tests.support.models import tiny_model
+from tests.support.threads import held_up, wait_until
 
 NUM_STREAMS = 12
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -186,15 +187,19 @@ def test_whoever_reads_is_told_when_the_engine_ends(folder, monkeypatch, end):
     async def main():
         reading = [asyncio.create_task(streamed(engine, f"prompt {index}", LONG)) for index in range(4)]
         waiting = [asyncio.create_task(AsyncEngine(engine).generate("hello", LONG)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        if end == "closed":
-            await asyncio.to_thread(engine.close)
-        else:
+        with held_up(engine, step=3) as is_there:
+            await asyncio.to_thread(wait_until, is_there.is_set)
+            if end == "closed":
+                closing = asyncio.ensure_future(asyncio.to_thread(engine.close))
+                await asyncio.to_thread(wait_until, lambda: not engine.is_running)
+            else:
+                closing = asyncio.sleep(0)
 
-            def broken():
-                raise InvariantViolation("injected")
+                def broken():
+                    raise InvariantViolation("injected")
 
-            monkeypatch.setattr(engine._loop, "_step", broken)
+                monkeypatch.setattr(engine._loop, "_step", broken)
+        await closing
         async with asyncio.timeout(HANG_S):
             return await asyncio.gather(*reading, *waiting, return_exceptions=True)
 
@@ -203,29 +208,16 @@ def test_whoever_reads_is_told_when_the_engine_ends(folder, monkeypatch, end):
     engine.close()
 
 
-def test_tokens_do_not_wait_for_a_further_step(engine, monkeypatch):
-    launch, goes_on, launched = engine._runner.launch, threading.Event(), []
-
-    def held_up(plan):
-        launched.append(plan)
-        if len(launched) == 3:
-            assert goes_on.wait(HANG_S)
-        return launch(plan)
-
-    monkeypatch.setattr(engine._runner, "launch", held_up)
-
+def test_tokens_do_not_wait_for_a_further_step(engine):
     async def main():
         stream = AsyncEngine(engine).stream("hello", SHORT)
         async with asyncio.timeout(HANG_S):
-            found = [await anext(stream) for _ in range(2)]
-            assert len(launched) == 3
-            goes_on.set()
+            with held_up(engine, step=3) as is_there:
+                found = [await anext(stream) for _ in range(2)]
+                await asyncio.to_thread(wait_until, is_there.is_set)
             return found + [chunk async for chunk in stream]
 
-    try:
-        found = asyncio.run(main())
-    finally:
-        goes_on.set()
+    found = asyncio.run(main())
     assert sum(len(chunk.token_ids) for chunk in found) == SHORT.max_tokens
 
 

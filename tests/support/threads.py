@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import contextmanager
 
 HANG_S = 60  # a ceiling against hangs; nothing takes so long
 
@@ -25,6 +26,29 @@ def act_once(condition, act):
     thread = threading.Thread(target=wait_and_act)
     thread.start()
     return thread
+
+
+@contextmanager
+def held_up(engine, *, step):
+    """Hold an engine's thread before it launches its n-th step from here on, until the block ends: what runs stays
+    under way. Gives an event that tells when it is there."""
+    runner, launch, num_steps = engine._runner, engine._runner.launch, 0
+    is_there, goes_on = threading.Event(), threading.Event()
+
+    def launch_later(plan):
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == step:
+            is_there.set()
+            assert goes_on.wait(HANG_S)
+        return launch(plan)
+
+    runner.launch = launch_later
+    try:
+        yield is_there
+    finally:
+        runner.launch = launch
+        goes_on.set()
 
 
 class NewThreads:
