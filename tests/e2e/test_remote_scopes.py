@@ -14,6 +14,7 @@ from radixrt.server import create_app
 from tests.support.chat_server import Answer, serving
 from tests.support.models import tiny_model
 from tests.support.servers import listening
+from tests.support.threads import wait_until
 from tests.support.tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.timeout(120)
@@ -171,13 +172,13 @@ def test_a_server_that_dies_ends_the_run_soon_and_with_its_error(engine):
         with pytest.raises(ProgramError) as caught:
             two.with_options(backend=backend).run(server)
     assert isinstance(caught.value.__cause__, RemoteUnavailable)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
     assert len(backend._scopes) == 0
 
 
 def test_a_server_that_hangs_when_told_of_closed_scopes_does_not_hold_up_the_result(engine, monkeypatch):
     """The run waits for it, but not long; its result is there."""
-    monkeypatch.setattr("frontend_lang.backends.http.SETTLE_S", 0.2)
+    monkeypatch.setattr("frontend_lang.backends.http.SETTLE_S", 1.0)
     hung = threading.Event()
     chunk = {"sample_index": 0, "text": "ok", "token_ids": [7], "finish_reason": "length", "usage": {}}
     answers = (Answer([chunk, "[DONE]"]), Answer(["x"], wait=lambda: hung.wait(20)))
@@ -192,7 +193,8 @@ def test_a_server_that_hangs_when_told_of_closed_scopes_does_not_hold_up_the_res
             backend = HttpBackend(server.url, engine.tokenizer, max_retries=0)
             started = time.monotonic()
             assert one.with_options(backend=backend).run()["a"] == "ok"
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 15
+            wait_until(lambda: len(server.bodies) > 1)
             assert list(server.bodies[1]) == ["scopes"]
             hung.set()
     finally:

@@ -20,7 +20,7 @@ from radixrt import (
 )
 from tests.support.tokenizers import sentencepiece_tokenizer
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 
 class CharacterTokenizer:
@@ -152,7 +152,8 @@ def test_cancelling_aborts_the_ticket_and_late_chunks_do_no_harm():
 
     async def main():
         task = asyncio.ensure_future(ask.with_options(engine=engine).arun())
-        await asyncio.sleep(0.05)
+        while not engine.requests:
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -12,8 +12,9 @@ from frontend_lang import Err, Ok, ProgramError, gen, program
 from radixrt import EngineStopped
 from tests.support.backends import ScriptedBackend
 from tests.support.places import place
+from tests.support.threads import act_once
 
-pytestmark = pytest.mark.timeout(5)
+pytestmark = pytest.mark.timeout(60)
 
 
 @program
@@ -167,7 +168,8 @@ def test_cancelling_a_run_aborts_its_calls_and_unwinds_the_function():
 
     async def main():
         task = asyncio.ensure_future(slow.with_options(backend=backend).arun())
-        await asyncio.sleep(0.05)
+        while not backend.running:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -194,11 +196,10 @@ def test_control_c_ends_a_run_at_once_and_aborts_its_calls():
         return s["a"]
 
     backend = ScriptedBackend(delay_s=60)
-    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    pressing = act_once(lambda: backend.running, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         slow.with_options(backend=backend).run()
-    timer.join()
+    pressing.join()
     assert (backend.aborted, backend.running) == (1, 0)
 
 
@@ -208,20 +209,19 @@ def test_control_c_ends_a_run_inside_someone_elses_loop():
     async def notebook():
         three.with_options(backend=backend).run()
 
-    timer = threading.Timer(0.1, lambda: signal.pthread_kill(main_thread, signal.SIGUSR1))
     main_thread = threading.get_ident()
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
-    timer.start()
+    pressing = act_once(lambda: backend.running, lambda: signal.pthread_kill(main_thread, signal.SIGUSR1))
     try:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(notebook())
     finally:
         signal.signal(signal.SIGUSR1, before)
-        timer.join()
+        pressing.join()
     assert (backend.aborted, backend.running) == (1, 0)
 
 

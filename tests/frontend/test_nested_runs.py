@@ -199,7 +199,7 @@ def test_a_run_that_is_cancelled_with_its_caller_is_drawn():
         await inner.arun("x")
 
     backend = ScriptedBackend(delay_s=30)
-    trace = asyncio.run(outer.with_options(backend=backend, timeout_s=0.05).atrace())
+    trace = asyncio.run(outer.with_options(backend=backend, timeout_s=0.5).atrace())
     assert "DeadlineExceeded" in trace.error
     assert [run.trace.text() for run in trace.nested] == ["<x>"]
     assert backend.running == 0

@@ -7,7 +7,7 @@ from radixrt import InvalidRequest
 from tests.support.backends import ScriptedBackend
 from tests.support.places import place
 
-pytestmark = pytest.mark.timeout(10)
+pytestmark = pytest.mark.timeout(60)
 
 ODD = "caf\udce9"
 

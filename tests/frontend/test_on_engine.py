@@ -3,7 +3,6 @@
 import itertools
 import math
 import threading
-import time
 
 import pytest
 
@@ -21,6 +20,7 @@ from frontend_lang import (
 from radixrt import Engine, EngineStopped, SamplingParams
 from tests.support.models import tiny_model
 from tests.support.places import place
+from tests.support.threads import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 GREEDY = {"temperature": 0, "max_tokens": 12}
@@ -171,6 +171,14 @@ def test_an_engine_that_closes_under_a_program_is_told(tmp_path):
 
     with Engine(tiny_model("qwen3", tmp_path / "tiny"), dtype="float32", num_pages=200, threads=1) as mortal:
         closer = threading.Thread(target=mortal.close)
+        launch, num_steps = mortal._runner.launch, itertools.count()
+
+        def launch_until_it_closes(plan):
+            if next(num_steps) == 3:
+                wait_until(lambda: not mortal.is_running)
+            return launch(plan)
+
+        mortal._runner.launch = launch_until_it_closes
         with pytest.raises(ProgramError, match=r'gen\("x"\) failed at .*EngineStopped'):
             endless.with_options(engine=mortal).run()
         closer.join()
@@ -219,7 +227,7 @@ class Mortal(EngineBackend):
         raise EngineStopped("the engine died")
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("index", range(20))
 def test_an_engine_that_dies_at_any_call_leaves_its_pool_as_it_was(engine, index):
     before = engine.stats().cache.num_free_pages
@@ -305,8 +313,11 @@ def test_leaving_a_stream_early_ends_its_calls_in_the_engine(engine):
     for event in endless.with_options(engine=engine, temperature=0).stream():
         if isinstance(event, TextDelta) and event.is_generated:
             break
-    deadline = time.monotonic() + 10
-    while (stats := engine.stats()).num_running or stats.num_waiting or stats.cache.num_scopes:
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.01)
+
+    def is_idle():
+        stats = engine.stats()
+        return not (stats.num_running or stats.num_waiting or stats.cache.num_scopes)
+
+    wait_until(is_idle)
+    stats = engine.stats()
     assert stats.output_tokens - before < 4 * 400

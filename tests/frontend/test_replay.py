@@ -234,7 +234,8 @@ def test_a_call_that_was_cancelled_is_recorded_as_such():
         backend = ScriptedBackend(["ok"], delay_s=30)
         recorder = RecordingBackend(backend)
         task = asyncio.ensure_future(ask(recorder, "a"))
-        await asyncio.sleep(0.01)
+        while not backend.running:
+            await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return backend, recorder.recording

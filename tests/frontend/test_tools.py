@@ -209,7 +209,7 @@ def test_a_program_goes_on_while_another_ones_tool_waits():
     gate = threading.Event()
 
     def wait() -> str:
-        gate.wait(5)
+        gate.wait(30)
         return "done"
 
     def release() -> str:

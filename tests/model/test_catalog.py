@@ -65,7 +65,7 @@ class FolderSource:
 
     def fetch(self, folder, *, show_progress):
         self.num_fetches += 1
-        self.barrier.wait(10)
+        self.barrier.wait(60)
         for path in self.folder.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
 

@@ -59,7 +59,7 @@ def test_requests_under_way_are_finished_after_sigterm(model_folder):
         for thread, found in asked:
             thread.join(200)
             assert events(found["text"])[-1] == "[DONE]"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_what_outlasts_the_drain_gets_an_error(model_folder):
@@ -79,7 +79,7 @@ def test_what_outlasts_the_drain_gets_an_error(model_folder):
         assert "[DONE]" not in streamed["text"]
         assert whole["status"] == 503
         assert json.loads(whole["text"])["error"]["code"] == "engine_stopped"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_start_up_prints_what_one_needs(model_folder):
         assert lines[-1], lines
     process.send_signal(signal.SIGTERM)
     rest = process.stderr.read()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     block = "".join(lines)
     for word in (
         "serves tiny at http://127.0.0.1:",
@@ -203,7 +203,7 @@ def test_a_log_that_nobody_reads_holds_up_nothing():
     assert time.monotonic() - started < 20
     assert writer.num_dropped >= 499
     gate.set()
-    writer.finish(timeout_s=20)
+    writer.finish(timeout_s=30)
     assert len(written) + writer.num_dropped == MAX_WAITING_LINES + 500
     assert written[0] == "line 0\n"
 
@@ -227,7 +227,7 @@ def test_a_line_that_cannot_be_said_costs_no_other(capsys):
     emit("fields", value=_Unsayable())
     emit("%s", _Unsayable())
     emit("the last")
-    writer.finish(timeout_s=10)
+    writer.finish(timeout_s=30)
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["the last"]
     assert capsys.readouterr().err.count("--- Logging error ---") == 3
 
@@ -248,10 +248,10 @@ def test_a_stream_that_fails_for_a_while_gets_the_lines_that_follow(capsys):
         writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, message, None, None))
 
     emit("lost")
-    wait_for(lambda: "no space left" in capsys.readouterr().err, timeout_s=5)
+    wait_for(lambda: "no space left" in capsys.readouterr().err)
     stream.is_full = False
     emit("written")
-    writer.finish(timeout_s=10)
+    writer.finish(timeout_s=30)
     assert stream.getvalue() == "written\n"
 
 
@@ -281,6 +281,6 @@ def test_a_line_says_what_was_so_when_it_was_said_and_keeps_no_frame():
     gc.collect()
     assert frames[0]() is None
     gate.set()
-    writer.finish(timeout_s=10)
+    writer.finish(timeout_s=30)
     assert written[1] == "state ['before']\n"
     assert "ZeroDivisionError" in written[2]

@@ -210,7 +210,7 @@ def test_ordinary_tokens_of_the_template_are_not_forged() -> None:
 
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     tokenizer = byte_tokenizer(chat=True)
-    text, is_done, ticks = "lorem ipsum " * 60_000, threading.Event(), 0
+    text = "lorem ipsum " * 60_000
 
     def encode() -> None:
         tokenizer.encode(text)
@@ -218,9 +218,16 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
         tokenizer.encode_continuation(text)
         is_done.set()
 
-    thread = threading.Thread(target=encode)
-    thread.start()
-    while not is_done.wait(0.001):
-        ticks += 1
-    thread.join()
-    assert ticks > 40  # held up: about 6, between the encodings
+    def num_ticks() -> int:
+        ticks = 0
+        is_done.clear()
+        thread = threading.Thread(target=encode)
+        thread.start()
+        while not is_done.wait(0.001):
+            ticks += 1
+        thread.join()
+        return ticks
+
+    is_done = threading.Event()
+    # Held up: about 6, between the encodings. A busy machine may keep this thread waiting in some of the tries.
+    assert any(num_ticks() > 40 for _ in range(10))
