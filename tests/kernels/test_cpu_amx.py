@@ -17,6 +17,7 @@ from radixrt_kernels.cpu import VARIANTS, BuildError, build, library, load_libra
 from radixrt_kernels.cpu.build import COMPILER, EMULATED_VARIANTS, FLAGS, LINK_FLAGS, SOURCE_FOLDER
 
 from radixrt.config import home_folder
+from tests.support.logs import own_records
 from tests.support.variants import CPU_FLAGS, EMULATED, TILE_FLAGS
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
@@ -380,7 +381,7 @@ def test_where_the_system_refuses_tiles_the_next_variant_is_used_and_one_warning
     assert loaded.variant == "avx512_bf16"
     (refusal,) = loaded.refusals
     assert re.match("amx_bf16: the system does not let this process use the matrix unit: .", refusal)
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert record.getMessage() == f"CPU kernels avx512_bf16 are used, not {refusal}"
     with pytest.raises(BuildError, match="does not let this process use the matrix unit"):
         load_library(home_folder() / "build", variant="amx_bf16")
@@ -427,7 +428,7 @@ def test_wrong_products_are_found_out_and_the_next_variant_is_used(monkeypatch, 
         loaded = load_library(home_folder() / "build")
     assert loaded.variant == "plain"
     assert loaded.refusals == ("amx_wrong: the matrix unit computes wrong products on this CPU",)
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert loaded.refusals[0] in record.getMessage()
 
 
@@ -451,4 +452,4 @@ def test_if_no_variant_can_be_built_the_first_error_is_raised(monkeypatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
         load_library(tmp_path / "build")
-    assert not caplog.records
+    assert not own_records(caplog)

@@ -23,6 +23,7 @@ from radixrt.model.native import NativeDecoder
 from radixrt.model.outputs import Prediction
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
+from tests.support.logs import own_records
 from tests.support.models import oracle, tiny_model
 from tests.support.variants import EMULATED as EMULATED_VARIANTS
 from tests.support.variants import VARIANT_NAMES
@@ -363,7 +364,7 @@ def test_without_a_compiler_torch_is_used_and_one_warning_says_so(tmp_path, monk
     folder = tiny_model("llama", tmp_path)
     with caplog.at_level(logging.WARNING):
         assert isinstance(load_model(folder, device=CPU, dtype=torch.float32, kernels="auto"), Decoder)
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert "no C++ compiler" in record.getMessage()
     assert "torch decoder is used instead" in record.getMessage()
     with pytest.raises(ModelLoadError, match=r"no C\+\+ compiler"):
