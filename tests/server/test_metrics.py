@@ -49,8 +49,8 @@ async def scrape(http, headers=None):
 
 
 @pytest.fixture(scope="module")
-def live(engine):
-    """Give the samples of a server that has seen every kind of request once."""
+def live_and_stats(engine):
+    """Give the samples of a server that has seen every kind of request once, and what the engine says then."""
 
     async def work(http):
         await http.post(CHAT, json=BODY)
@@ -60,9 +60,14 @@ def live(engine):
             await http.post(CHAT, json=late)
         await http.post(CHAT, json={**BODY, "temperature": -1})
         await http.get("/nothing/here")
-        return await scrape(http)
+        return await scrape(http), engine.stats()
 
     return run(engine, work)
+
+
+@pytest.fixture(scope="module")
+def live(live_and_stats):
+    return live_and_stats[0]
 
 
 def test_counts_are_those_of_what_happened(live):
@@ -83,8 +88,8 @@ def test_counts_are_those_of_what_happened(live):
     assert all(("model_name", "tiny") in labels for _, labels in live)
 
 
-def test_engine_counters_are_the_engines_own(engine, live):
-    stats = engine.stats()
+def test_engine_counters_are_the_engines_own(live_and_stats):
+    live, stats = live_and_stats
     assert value(live, "num_requests_running") == stats.num_running == 0
     assert value(live, "prompt_tokens_total") == stats.prompt_tokens
     assert value(live, "generation_tokens_total") == stats.output_tokens
