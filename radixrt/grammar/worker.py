@@ -32,6 +32,7 @@ READY = b"ready\n"
 MEMORY_STATUS = 77  # of a worker that was over its memory
 QUICK_MS = 500
 _WALL_FACTOR = 6  # a busy machine gives a process only a part of a core
+_MIN_WALL_S = 3.0  # and lets it wait for its turn
 _MAX_START_S = 60.0
 _MAX_END_S = 10.0  # a process that writes no more has ended, but for its status
 _CHUNK_BYTES = 1 << 16
@@ -152,6 +153,7 @@ class CompileWorker:
         """Args: max_ms: CPU time that one constraint may take."""
         self._config = config
         self._max_ms = max_ms
+        self._wall_s = max(_WALL_FACTOR * max_ms / 1000, _MIN_WALL_S)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None  # its standard error
@@ -209,9 +211,8 @@ class CompileWorker:
             error.__cause__ = EngineError(end.last_words.decode("utf-8", "replace"))  # not for clients
             return error
         if end.status is None:
-            wall_s = _WALL_FACTOR * self._max_ms / 1000
             return _NoAnswer(
-                f"no answer about the constraint came within {wall_s:g} s, although it had not used its "
+                f"no answer about the constraint came within {self._wall_s:g} s, although it had not used its "
                 f"{self._max_ms} ms of CPU time: the machine is too busy; try again"
             )
         if end.status == -signal.SIGPROF:
@@ -276,7 +277,7 @@ class CompileWorker:
             process.stdin.flush()
         except BrokenPipeError:
             return b""
-        return _read_line(process, _WALL_FACTOR * self._max_ms / 1000)
+        return _read_line(process, self._wall_s)
 
     def _ended(self, *, is_late: bool = False) -> _End:
         """Give how the process ended; end it if it goes on, as one that is late does."""

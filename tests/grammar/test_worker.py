@@ -24,6 +24,7 @@ from radixrt.grammar.worker import _MAX_START_S, CompileWorker, CompileWorkers, 
 from tests.grammar.test_laws import SPECS
 from tests.support.threads import wait_until
 from tests.support.tokenizers import byte_tokenizer
+from tests.support.workers import stop
 
 TOKENIZER = byte_tokenizer(extra=("name", '":"'))
 VOCABULARY = GrammarVocabulary(TOKENIZER)
@@ -80,13 +81,6 @@ def titled(title: str) -> GrammarSpec:
 
 def slow_spec(number: int) -> GrammarSpec:
     return GrammarSpec.json_schema({"enum": [f"word {number} {index}" for index in range(20_000)]})
-
-
-def stopped(worker: CompileWorker) -> int:
-    """Stop a worker's process, so that it answers nothing until it goes on; give its id."""
-    assert worker.process_id is not None
-    os.kill(worker.process_id, signal.SIGSTOP)
-    return worker.process_id
 
 
 @pytest.fixture
@@ -267,8 +261,7 @@ def test_small_constraints_do_not_wait_for_large_ones(workers: CompileWorkers) -
     order: list[str] = []
     workers.prepare(FINE)
     assert not is_plainly_small(large)
-    workers._patient.warm()
-    reads_large = stopped(workers._patient)
+    reads_large = stop(workers._patient)
 
     def ask() -> None:
         workers.prepare(large)
@@ -286,7 +279,7 @@ def test_small_constraints_do_not_wait_for_large_ones(workers: CompileWorkers) -
 
 def test_a_worker_killed_in_mid_compile_is_asked_once_more(worker: CompileWorker) -> None:
     worker.prepare(FINE)
-    first = stopped(worker)
+    first = stop(worker)
     killer = threading.Timer(0.05, os.kill, (first, signal.SIGKILL))
     killer.start()
     assert worker.prepare(slow_spec(1)).grammar
@@ -345,7 +338,7 @@ def test_a_worker_that_never_starts_is_told_as_an_accident_and_may_start_later(
 def test_a_closed_worker_answers_nobody_and_starts_nothing() -> None:
     worker = CompileWorker(CONFIG, max_ms=CONFIG.max_grammar_compile_ms)
     worker.prepare(FINE)
-    stopped(worker)
+    stop(worker)
     closer = threading.Timer(0.05, worker.close)
     closer.start()
     with pytest.raises(EngineStopped):
@@ -395,7 +388,7 @@ def test_warming_starts_one_process_and_waits_for_nothing() -> None:
     worker = cache._workers._quick
     cache.warm()
     assert not worker._is_ready  # nobody has waited until it said so
-    first, started_s = stopped(worker), time.monotonic()
+    first, started_s = stop(worker), time.monotonic()
     cache.warm()
     assert time.monotonic() - started_s < _MAX_START_S / 2
     os.kill(first, signal.SIGCONT)
