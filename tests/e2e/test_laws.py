@@ -7,6 +7,7 @@ import pytest
 
 from radixrt import Engine, GenerateRequest, GrammarSpec, SamplingParams
 from tests.support.models import tiny_model
+from tests.support.threads import begin_together
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 WARM = SamplingParams(max_tokens=12, temperature=1.3, top_p=0.9, top_k=50, ignore_eos=True, seed=7)
@@ -69,7 +70,9 @@ def test_preempted_equals_undisturbed(folder, alone):
     with open_engine(folder, num_pages=26, page_size=4, prefix_cache=False) as engine:
         for _ in range(8):  # short outputs are expected now, so that more is admitted than will fit
             engine.generate([1], SamplingParams(max_tokens=1))
-        assert both(engine) == alone
+        for sampling, expected in zip((GREEDY, WARM), alone, strict=True):
+            begin_together(engine, 8)
+            assert answers(engine, sampling) == expected
         assert engine.stats().num_preemptions > 0
 
 

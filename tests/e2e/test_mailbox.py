@@ -9,7 +9,7 @@ import pytest
 from radixrt import AsyncEngine, Engine, EngineStopped, FinishReason, InvariantViolation, SamplingParams
 from radixrt.mailbox import MAX_PER_TURN, Mailbox, Reader
 from tests.support.models import tiny_model
-from tests.support.threads import held_up, wait_until
+from tests.support.threads import begin_together, held_up, wait_until
 
 NUM_STREAMS = 12
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
@@ -134,6 +134,7 @@ def test_a_step_wakes_a_loop_once(engine):
     async def main():
         wakes = count_wakes(asyncio.get_running_loop())
         before = engine.stats().num_steps
+        begin_together(engine, NUM_STREAMS)
         found = await asyncio.gather(*(streamed(engine, prompt) for prompt in prompts))
         return found, wakes, engine.stats().num_steps - before
 

@@ -8,6 +8,7 @@ import pytest
 from radixrt import DeviceError, Engine, GrammarSpec, InvalidRequest, RequestAborted, SamplingParams
 from tests.support.devices import FakeDevice, device_engine
 from tests.support.models import tiny_model
+from tests.support.threads import begin_together
 
 JSON = GrammarSpec.json_schema(
     {
@@ -126,6 +127,7 @@ def test_preempted_equals_undisturbed(folder, monkeypatch):
     with device_engine(monkeypatch, folder, **options) as engine:
         for _ in range(8):  # short outputs are expected now, so that more is admitted than will fit
             engine.generate([1], SamplingParams(max_tokens=1))
+        begin_together(engine, sum(sampling.n for sampling in params))
         assert_same(engine.generate(prompts, params), expected)
         assert engine.stats().num_preemptions > 0
 

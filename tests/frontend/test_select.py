@@ -11,6 +11,7 @@ from frontend_lang.selection import ScoredChoice, covering, distribution, leaves
 from radixrt import Engine, InvalidRequest, SamplingParams
 from tests.support.backends import ScriptedBackend
 from tests.support.models import tiny_model
+from tests.support.threads import begin_together
 
 pytestmark = pytest.mark.timeout(60)
 CHOICES = ["yes", "yes, of course", "yes, o", "no", "nobody", "maybe"]  # some begin with others
@@ -128,6 +129,7 @@ def test_choices_run_in_one_step_behind_a_cached_prefix_and_in_two_behind_a_new_
             s += gen("warm", max_tokens=1)
         s.sync()
         before = engine.stats().num_steps
+        begin_together(engine, 3)  # "alpha" is the beginning of another
         s.select("x", ["alpha", "alpha beta", "gamma", "delta"])
         return engine.stats().num_steps - before
 

@@ -28,6 +28,13 @@ def act_once(condition, act):
     return thread
 
 
+def begin_together(engine, num_sequences):
+    """Have an idle engine begin the next so many sequences in one step, however long it takes to submit them."""
+    loop = engine._loop
+    with loop._wake:
+        loop._post(lambda: wait_until(lambda: loop._num_open >= num_sequences))
+
+
 @contextmanager
 def held_up(engine, *, step):
     """Hold an engine's thread before it launches its n-th step from here on, until the block ends: what runs stays
