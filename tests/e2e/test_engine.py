@@ -76,10 +76,11 @@ def test_leaving_a_stream_aborts_its_request(engine):
 
 def test_abort_tells_the_reader(engine):
     inbox = queue.Queue()
-    ticket = engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
-    inbox.get(timeout=30)
-    ticket.abort()
-    ticket.abort()
+    with held_up(engine, step=3) as is_there:
+        ticket = engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+        wait_until(is_there.is_set)
+        ticket.abort()
+        ticket.abort()
     assert isinstance(read(inbox)[-1], RequestAborted)
 
 
@@ -316,9 +317,10 @@ def test_constraint_that_meets_min_tokens_still_ends_complete(engine):
 def test_broken_invariant_stops_the_engine_and_tells_everyone(folder):
     engine = Engine(folder, dtype="float32", checks="step", num_pages=200, threads=1)
     inbox = queue.Queue()
-    engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
-    inbox.get(timeout=30)
-    engine._cache.pool.refs[150] += 1  # a reference that nobody owns
+    with held_up(engine, step=3) as is_there:
+        engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+        wait_until(is_there.is_set)
+        engine._cache.pool.refs[150] += 1  # a reference that nobody owns
     assert isinstance(read(inbox)[-1], EngineStopped)
     with pytest.raises(EngineStopped, match="page 150"):
         engine.generate("hello", SHORT)
@@ -329,8 +331,13 @@ def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
     threads = NewThreads()
     engine = Engine(folder, dtype="float32", num_pages=200, threads=1)
     inbox = queue.Queue()
-    engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
-    engine.close()
+    with held_up(engine, step=3) as is_there:
+        engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+        wait_until(is_there.is_set)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        wait_until(lambda: not engine.is_running)
+    closing.join()
     engine.close()
     assert isinstance(read(inbox)[-1], EngineStopped)
     with pytest.raises(EngineStopped):
@@ -347,12 +354,13 @@ def test_every_waiter_is_told_even_when_the_owners_are_broken(folder):
     def dying(item):
         raise SystemExit
 
-    for inbox in inboxes:
-        engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
-    engine.submit(GenerateRequest((4, 5), LONG), dying)
-    inboxes[0].get(timeout=30)
-    engine._cache.publish = None  # publishing, which every end needs, raises from now on
-    engine._loop._inbox.append(lambda: 1 / 0)
+    with held_up(engine, step=3) as is_there:
+        for inbox in inboxes:
+            engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
+        engine.submit(GenerateRequest((4, 5), LONG), dying)
+        wait_until(is_there.is_set)
+        engine._cache.publish = None  # publishing, which every end needs, raises from now on
+        engine._loop._inbox.append(lambda: 1 / 0)
     for inbox in inboxes:
         assert isinstance(read(inbox)[-1], EngineStopped)
     engine.close()
@@ -450,9 +458,10 @@ def test_stop_string_inside_a_forced_run_respects_min_tokens(engine):
 def test_full_queue_refuses_one_more(folder):
     with Engine(folder, dtype="float32", num_pages=200, threads=1, max_waiting=1, max_running=1) as engine:
         inbox = queue.Queue()
-        tickets = [engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put) for _ in range(2)]
-        with pytest.raises(QueueFull):
-            engine.generate("hello")
+        with held_up(engine, step=3):
+            tickets = [engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put) for _ in range(2)]
+            with pytest.raises(QueueFull):
+                engine.generate("hello")
         for ticket in tickets:
             ticket.abort()
 

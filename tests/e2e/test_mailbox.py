@@ -225,9 +225,10 @@ def test_tokens_do_not_wait_for_a_further_step(engine):
 def test_an_abort_between_steps_tells_its_reader_at_once(engine):
     async def main():
         reader = Reader(engine.mailbox())
-        ticket = engine.submit(engine.request("hello", LONG), reader.post)
-        await reader.next()
-        ticket.abort()
+        with held_up(engine, step=3):
+            ticket = engine.submit(engine.request("hello", LONG), reader.post)
+            await reader.next()
+            ticket.abort()
         async with asyncio.timeout(HANG_S):
             while not isinstance(item := await reader.next(), BaseException):
                 pass
