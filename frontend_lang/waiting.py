@@ -87,10 +87,13 @@ def _has_running_loop() -> bool:
 
 def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+    is_interrupted = False
 
     async def main() -> T:
         task = asyncio.ensure_future(start())
         running.append((asyncio.get_running_loop(), task))
+        if is_interrupted:  # before it was listed
+            task.cancel()
         return await task
 
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="program")
@@ -98,6 +101,7 @@ def _run_in_thread(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return future.result()
     except BaseException:  # Ctrl-C in this thread ends the program in that one
+        is_interrupted = True
         for loop, task in running:
             with contextlib.suppress(RuntimeError):  # its loop is closed: it has ended already
                 loop.call_soon_threadsafe(task.cancel)

@@ -5,10 +5,12 @@ import os
 import re
 import signal
 import threading
+import time
 
 import pytest
 
 from frontend_lang import Err, Ok, ProgramError, gen, program
+from frontend_lang.waiting import block_on
 from radixrt import EngineStopped
 from tests.support.backends import ScriptedBackend
 from tests.support.places import place
@@ -223,6 +225,36 @@ def test_control_c_ends_a_run_inside_someone_elses_loop():
         signal.signal(signal.SIGUSR1, before)
         pressing.join()
     assert (backend.aborted, backend.running) == (1, 0)
+
+
+def test_control_c_ends_a_run_that_has_not_yet_begun():
+    has_come, goes_on = threading.Event(), threading.Event()
+
+    def start():
+        has_come.set()
+        goes_on.wait(30)
+        return asyncio.sleep(600)
+
+    async def notebook():
+        block_on(start)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def press():
+        signal.pthread_kill(main_thread, signal.SIGUSR1)
+        time.sleep(0.2)  # the interrupt is taken while nothing runs that could be cancelled
+        goes_on.set()
+
+    main_thread = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    pressing = act_once(has_come.is_set, press)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(notebook())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        pressing.join()
 
 
 @program
