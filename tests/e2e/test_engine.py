@@ -4,6 +4,7 @@ import asyncio
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -431,13 +432,15 @@ def test_interrupted_batch_aborts_all_its_requests(engine):
     def interrupt(number, frame):
         raise Interrupt
 
+    def waits():
+        place = sys._current_frames()[main_thread].f_code.co_name
+        return engine._loop._num_open == 4 and place in ("generate", "<listcomp>")
+
+    main_thread = threading.get_ident()
     original = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with held_up(engine, step=3) as is_there:
-            interrupting = act_once(
-                lambda: is_there.is_set() and engine._loop._num_open == 4,
-                lambda: os.kill(os.getpid(), signal.SIGUSR1),
-            )
+        with held_up(engine, step=3):
+            interrupting = act_once(waits, lambda: os.kill(os.getpid(), signal.SIGUSR1))
             with pytest.raises(Interrupt):
                 engine.generate(["a", "b", "c", "d"], LONG)
         interrupting.join()

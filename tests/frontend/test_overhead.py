@@ -7,15 +7,12 @@ import sys
 import weakref
 from pathlib import Path
 
-import pytest
-
 from frontend_lang import gen, program
 from tests.support.backends import ScriptedBackend
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(120)
 def test_ten_thousand_programs_are_alive_at_once_in_a_handful_of_threads():
     done = subprocess.run(
         [sys.executable, "-m", "frontend_lang.bench", "--rounds", "2"],
