@@ -17,6 +17,7 @@ from radixrt.model.spec import ModelSpec
 from tests.support.devices import TORCH, FakeDevice, device_engine
 from tests.support.models import tiny_model
 from tests.support.paged import DEVICE
+from tests.support.threads import begin_together
 
 # The interpreter computes with numpy, which warns of what kernels meet on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")
@@ -42,8 +43,10 @@ def folder(tmp_path_factory):
 
 
 def answers(engine, names):
-    prompts = [[*STEM, index, 3] for index in range(len(names))]
-    outputs = engine.generate(prompts, [MIXED[name] for name in names])
+    """Ask all at once: whatever the engine has begun by when, it runs the same batches."""
+    prompts, params = [[*STEM, index, 3] for index in range(len(names))], [MIXED[name] for name in names]
+    begin_together(engine, sum(sampling.n for sampling in params))
+    outputs = engine.generate(prompts, params)
     return [[sample.token_ids for sample in output.samples] for output in outputs], outputs
 
 
@@ -220,7 +223,7 @@ def test_a_host_buffer_is_written_again_when_its_step_is_over(folder, monkeypatc
             monkeypatch.setattr(runner, name, call)
         answers(engine, list(MIXED))
         assert engine.stats().num_running == 0  # an assertion in the engine's thread would have ended it
-    assert len(num_copies) > 20
+    assert len(num_copies) > 10
     assert any(before is not None for before in num_copies)
 
 
