@@ -31,8 +31,14 @@ def act_once(condition, act):
 def begin_together(engine, num_sequences):
     """Have an idle engine begin the next so many sequences in one step, however long it takes to submit them."""
     loop = engine._loop
-    with loop._wake:
-        loop._post(lambda: wait_until(lambda: loop._num_open >= num_sequences))
+
+    def take_all():
+        wait_until(lambda: loop._num_open >= num_sequences)
+        del loop._take_calls
+        return loop._take_calls()
+
+    loop._take_calls = take_all
+    loop.ask(lambda: None)  # it waits in the old one
 
 
 @contextmanager
