@@ -30,15 +30,16 @@ def act_once(condition, act):
 
 def begin_together(engine, num_sequences):
     """Have an idle engine begin the next so many sequences in one step, however long it takes to submit them."""
-    loop = engine._loop
+    loop, take, is_idle = engine._loop, engine._loop._take_calls, threading.Event()
 
     def take_all():
-        wait_until(lambda: loop._num_open >= num_sequences)
-        del loop._take_calls
-        return loop._take_calls()
+        if is_idle.is_set():
+            wait_until(lambda: loop._num_open >= num_sequences)
+            del loop._take_calls
+        return take()
 
     loop._take_calls = take_all
-    loop.ask(lambda: None)  # it waits in the old one
+    loop.ask(is_idle.set)  # until then it waits in the old one, or ends its last step
 
 
 @contextmanager
