@@ -28,7 +28,10 @@ WATCH_S = 0.2
 # How long a thread may keep the interpreter while others want it: the event loop gives it away at each write, and gets it
 # back from the engine's thread, and from those that render and compile, only after so long (Python's own 5 ms each).
 SWITCH_S = 0.0005
-LAST_WORDS_S = 5  # after the drain, for errors to reach their readers
+LAST_WORDS_S = 4  # after the drain, for errors to reach their readers
+CUT_OFF_S = (
+    1  # then, for what served those who did not read them to end; what outlasts that is told as a fault
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -39,11 +42,15 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self.has_died = False
+        self._is_cut_off = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal: begin the drain; a second SIGINT stops at once."""
+        """Take a signal: begin the drain; a second SIGINT cuts it short, a third one waits for nothing."""
         self._service.load.is_draining = True
-        super().handle_exit(sig, frame)
+        if sig == signal.SIGINT and self.should_exit and not self._is_cut_off:
+            asyncio.get_running_loop().call_soon_threadsafe(self._cut_off)
+        else:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: Any = None) -> None:
         """Listen, say so, and watch over the engine."""
@@ -56,23 +63,27 @@ class DrainingServer(uvicorn.Server):
             self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Stop when the engine dies; end the engine when the drain takes too long: its readers then get an error."""
-        drained_s = 0.0
-        while True:
+        """Stop when the engine dies. End it when the drain takes too long, and then whoever does not read the error."""
+        while self._service.engine.is_running and not self.should_exit:
             await asyncio.sleep(WATCH_S)
-            if not self._service.engine.is_running:
-                if not self.should_exit:
-                    logger.critical("the engine has died: the server stops")
-                    self.has_died = True
-                    await asyncio.sleep(WATCH_S)  # let /health say so
-                    self.should_exit = True
-                return
-            if self.should_exit:
-                drained_s += WATCH_S
-                if drained_s > self._service.config.drain_s:
-                    logger.warning("requests are still open after drain_s: they get an error")
-                    threading.Thread(target=self._service.engine.close, daemon=True).start()
-                    return
+        if not self.should_exit:
+            logger.critical("the engine has died: the server stops")
+            self.has_died = True
+            await asyncio.sleep(WATCH_S)  # let /health say so
+            self.should_exit = True
+        await asyncio.sleep(self._service.config.drain_s)
+        if self._service.engine.is_running:
+            logger.warning("requests are still open after drain_s: they get an error")
+            threading.Thread(target=self._service.engine.close, daemon=True).start()
+        await asyncio.sleep(LAST_WORDS_S)
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Break the connections: that ends their requests as any that nobody reads. Cancelled ones would look like faults."""
+        self._is_cut_off = True
+        logger.warning("%d connections are still open: they are cut off", len(self.server_state.connections))
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _freeze() -> None:
@@ -117,7 +128,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=config.drain_s + LAST_WORDS_S,
+        timeout_graceful_shutdown=config.drain_s + LAST_WORDS_S + CUT_OFF_S,
     )
 
 

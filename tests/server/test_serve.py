@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 
 import httpx2
 import pytest
@@ -46,9 +48,21 @@ def wait_for(condition, timeout_s=30):
         time.sleep(0.02)
 
 
-def num_open(metrics):
-    [line] = [line for line in metrics.splitlines() if line.startswith("radixrt:http_requests_open{")]
+def value_of(name, metrics):
+    [line] = [line for line in metrics.splitlines() if line.startswith(f"radixrt:{name}{{")]
     return float(line.rpartition(" ")[2])
+
+
+@contextmanager
+def unread(url, path, body):
+    """Ask on a connection of which nothing is read."""
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        client.sendall(head.encode() + raw)
+        yield
 
 
 def test_requests_under_way_are_finished_after_sigterm(model_folder):
@@ -70,7 +84,7 @@ def test_what_outlasts_the_drain_gets_an_error(model_folder):
         ]
         wait_for(lambda: "begun" in asked[0][1])
         # Both have come, and this one: whoever has not is not let in any more.
-        wait_for(lambda: num_open(httpx2.get(f"{url}/metrics").text) == 3)
+        wait_for(lambda: value_of("http_requests_open", httpx2.get(f"{url}/metrics").text) == 3)
         process.send_signal(signal.SIGTERM)
         for thread, _ in asked:
             thread.join(60)
@@ -80,6 +94,54 @@ def test_what_outlasts_the_drain_gets_an_error(model_folder):
         assert whole["status"] == 503
         assert json.loads(whole["text"])["error"]["code"] == "engine_stopped"
         assert process.wait(timeout=60) == 0
+
+
+def accepts(url):
+    try:
+        return httpx2.get(f"{url}/health").status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+def faults_of(log):
+    """Give what a server told as faults, once it has told all."""
+    wait_for(lambda: log[-1] == "")
+    said = [json.loads(line) for line in log[:-1] if line.startswith("{")]
+    return [line["message"] for line in said if "traceback" in line or line["level"] == "error"]
+
+
+def test_who_reads_nothing_holds_up_no_stop_and_is_no_fault(model_folder):
+    log = []
+    whole = {"prompt": "q" * 700_000, "return_token_strs": True}
+    stream = {"prompt": "a" * 1900, "prompt_logprobs": 20, "max_tokens": 100, "n": 8, "stream": True}
+    with (
+        served(model_folder, *SMALL, "--body-timeout-s", "600", "--drain-s", "1", log=log) as (url, process),
+        unread(url, "/tokenize", whole),
+    ):
+        wait_for(lambda: any("/tokenize" in line for line in log), 120)
+        with unread(url, "/generate", {**stream, "ignore_eos": True}):
+            # Each sample begins with 1 MB, more than a connection takes: its task waits there, and not for the engine.
+            wait_for(
+                lambda: value_of("engine_step_tokens_total", httpx2.get(f"{url}/metrics").text) > 2200, 120
+            )
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+            assert faults_of(log) == []
+    assert any("2 connections are still open" in line for line in log)
+
+
+def test_a_second_sigint_cuts_off_streams_under_way_which_is_no_fault(model_folder):
+    log = []
+    with (
+        served(model_folder, *SMALL, "--drain-s", "300", log=log) as (url, process),
+        unread(url, CHAT, {**LONG, "max_tokens": 1900, "n": 8, "stream": True}),
+    ):
+        wait_for(lambda: value_of("engine_step_tokens_total", httpx2.get(f"{url}/metrics").text) > 100)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: not accepts(url))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert faults_of(log) == []
 
 
 @pytest.mark.slow

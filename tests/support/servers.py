@@ -82,12 +82,16 @@ def events(text: str) -> list[Any]:
 
 @contextmanager
 def served(
-    model: Path | str, *options: str, home: str | None = None
+    model: Path | str, *options: str, log: list[str] | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run `radixrt serve` on a free port; give its URL and its process, which is ended at the end."""
+    """Run `radixrt serve` on a free port; give its URL and its process, which is ended at the end.
+
+    Args:
+        log: gets the lines that it prints once it listens, and "" when there are no more.
+    """
     process = process_of([sys.executable, "-m", "radixrt", "serve", str(model), "--port", "0", *options])
     try:
-        yield url_of(process), process
+        yield url_of(process, log), process
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -122,23 +126,31 @@ def process_of(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
-def url_of(process: subprocess.Popen[bytes]) -> str:
-    """Wait until a server says where it listens."""
+def url_of(process: subprocess.Popen[bytes], log: list[str] | None = None) -> str:
+    """Wait until a server says where it listens; what it prints from then on is read, and put into the log given."""
     assert process.stderr is not None
     deadline, seen = time.monotonic() + START_S, []
     while time.monotonic() < deadline:
         line = process.stderr.readline().decode()
         seen.append(line)
         if found := re.search(r"serves \S+ at (http://\S+)", line):
-            _drain(process)
+            _drain(process, log)
             return found[1]
         if not line:
             break
     raise AssertionError("the server did not start:\n" + "".join(seen))
 
 
-def _drain(process: subprocess.Popen[bytes]) -> None:
+def _drain(process: subprocess.Popen[bytes], log: list[str] | None) -> None:
     """Read the log on, so that the pipe never fills."""
     stream = process.stderr
     assert stream is not None
-    threading.Thread(target=lambda: [None for _ in stream], daemon=True).start()
+
+    def read() -> None:
+        line = b"begin"
+        while line:
+            line = stream.readline()
+            if log is not None:
+                log.append(line.decode())
+
+    threading.Thread(target=read, daemon=True).start()
