@@ -44,7 +44,13 @@ class Delivery:
         self._deliver = deliver
         sampling = request.sampling
         self._detokenizers = [
-            Detokenizer(tokenizer, stop=sampling.stop, shown_ids=sampling.shown_token_ids) for _ in sequences
+            Detokenizer(
+                tokenizer,
+                stop=sampling.stop,
+                shown_ids=sampling.shown_token_ids,
+                call_marks=request.call_marks,
+            )
+            for _ in sequences
         ]
         self._num_open = len(sequences)
         self._has_begun = [False] * len(sequences)

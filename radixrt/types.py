@@ -225,6 +225,23 @@ DEFAULT_NAMESPACE = Namespace()
 
 
 @dataclass(frozen=True, slots=True)
+class CallMarks:
+    """How tool calls stand in an answer.
+
+    Attributes:
+        begin: what begins a call.
+        num_before_json: how much of it, in characters, is surely before the call's JSON.
+        opener: the bracket with which the JSON opens; the first one.
+        end: what stands between the JSON's last bracket and the call's end.
+    """
+
+    begin: str
+    num_before_json: int
+    opener: Literal["{", "["]
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One request, already encoded.
 
@@ -241,6 +258,7 @@ class GenerateRequest:
         scope_id: an open scope of the engine that keeps this request's prefix.
         owner: who asks: whose share of the memory for compiled constraints the request's constraint counts for.
         timeout_s: seconds after which the request ends with DeadlineExceeded; None = never.
+        call_marks: stop strings end the text around the calls that these marks show, and have no say inside them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -253,6 +271,7 @@ class GenerateRequest:
     scope_id: int | None = None
     owner: str = ""
     timeout_s: float | None = None
+    call_marks: CallMarks | None = None
 
     def __post_init__(self) -> None:
         if type(self.prompt_ids) is not tuple:
@@ -273,6 +292,8 @@ class GenerateRequest:
             _check_int("scope_id", self.scope_id, 0, (1 << 63) - 1)
         if self.timeout_s is not None:
             _check_number("timeout_s", self.timeout_s, 0.0, 1e9, open_low=True)
+        if self.call_marks is not None:
+            _check_type("call_marks", self.call_marks, CallMarks)
 
     def after(self, seconds: float) -> GenerateRequest:
         """Give the request as it is some time later: with less time left. Pure.

@@ -97,7 +97,8 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
     shown: tuple[Tool, ...] = ()
     if tools is not None:
         reader, shown = partial(ToolReader, tools.form), tools.tools
-        sampling = replace(sampling, shown_token_ids=tools.form.shown_ids)
+        stop = sampling.stop if tools.has_text else ()  # it has its say in text
+        sampling = replace(sampling, shown_token_ids=tools.form.shown_ids, stop=stop)
         visit.notes.update({"loose_tools": tools.loose_names} if tools.loose_names else {})
     has_calls = bool(shown) or any(item.tool_calls or item.role == "tool" for item in body.messages)
 
@@ -109,7 +110,10 @@ async def plan_chat(service: Service, visit: Visit, body: ChatBody) -> ChatPlan:
     if wanted is None:
         sampling = service.fitted(sampling, len(prompt_ids))
     terms = service.terms(visit, body, has_breakpoint=has_breakpoint(body.messages))
-    return ChatPlan(terms.request(prompt_ids, sampling), constraint, reader, tools)
+    request = terms.request(prompt_ids, sampling)
+    if tools is not None:
+        request = replace(request, call_marks=tools.form.marks)
+    return ChatPlan(request, constraint, reader, tools)
 
 
 def _wanted_tokens(body: ChatBody) -> int | None:

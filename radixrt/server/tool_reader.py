@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixrt.server.answers import finish_name
+from radixrt.text.json_end import JsonEnd
 from radixrt.text.tool_forms import MAX_HEAD_CHARACTERS, ToolForm
 from radixrt.types import FinishReason
 
@@ -27,36 +28,6 @@ class ReadCall:
     @property
     def arguments(self) -> str:
         return "".join(self.parts)
-
-
-class JsonEnd:
-    """Find where a JSON object ends, piece by piece.
-
-    Invariant: brackets in strings do not count.
-    """
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-
-    def find(self, text: str) -> int | None:
-        """Give how much of the text belongs to the object, None if it does not end here."""
-        for index, character in enumerate(text):
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._in_string:
-                self._is_escaped = character == "\\"
-                self._in_string = character != '"'
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return index + 1
-        return None
 
 
 class ToolReader:
@@ -84,7 +55,7 @@ class ToolReader:
         return _joined(deltas)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Give what was held back. What a stop string cut off in a call's marks is nothing."""
+        """Give what was held back. A call that was cut off before its name was whole is nothing."""
         rest, self._buffer = self._buffer, ""
         deltas: list[dict[str, Any]] = []
         if self._state == self._read_text and (rest.strip() or not self._calls):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from radixrt.errors import InvalidRequest
-from radixrt.types import GrammarSpec, StructuralTag, TextPiece
+from radixrt.types import CallMarks, GrammarSpec, StructuralTag, TextPiece
 
 FormName = Literal["hermes", "llama3", "mistral"]
 NAME_PATTERN = r"[A-Za-z0-9_.:/-]{1,128}"
@@ -157,6 +157,17 @@ class ToolForm:
         if not self.is_list:
             return None
         return re.compile(rf'\}}, ?\{{"name": ?"({NAME_PATTERN})", ?"arguments":')
+
+    @property
+    def marks(self) -> CallMarks:
+        """Give what tells calls from the text around them."""
+        is_json = self.trigger.startswith("{")
+        return CallMarks(
+            begin=self.trigger,
+            num_before_json=0 if is_json else len(self.trigger),
+            opener="[" if self.is_list else "{",
+            end=self.after.removeprefix("}"),
+        )
 
     @property
     def tail(self) -> str:

@@ -215,7 +215,7 @@ def test_a_text_without_calls_is_given_as_it_is():
         assert reader.message()["content"] == text
 
 
-def test_a_call_that_a_stop_string_cut_off_keeps_what_was_written():
+def test_a_call_that_was_cut_off_keeps_what_was_written():
     reader = ToolReader(PLAIN_FORMS["hermes"])
     _, calls = joined([*reader.push('<tool_call>\n{"name": "f", "arguments": {"a": "b'), *reader.finish()])
     assert calls[0]["arguments"] == '{"a": "b'

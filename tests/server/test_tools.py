@@ -111,6 +111,39 @@ def test_calls_are_valid_and_streamed_ones_equal_whole_ones(engines, name, choic
     assert reason == answer["finish_reason"]
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral_args"])
+def test_a_stop_string_ends_the_text_and_cuts_no_call(engines, name, choice):
+    engine, begin = engines[name], "<tool_call>" if name == "hermes" else "[TOOL_CALLS]"
+    texts = map(engine.tokenizer.token_text, range(engine.tokenizer.vocab_size))
+    body = {
+        **BODY,
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "logit_bias": {str(list(texts).index(begin)): 50},  # the call comes first, text behind it
+    }
+
+    def answer(**fields):
+        whole = post(engine, CHAT, {**body, **fields})
+        assert whole.status_code == 200, whole.text
+        [found] = whole.json()["choices"]
+        parts, reason = streamed(post(engine, CHAT, {**body, **fields, "stream": True}).text)
+        message, calls = found["message"], [call["function"] for call in found["message"]["tool_calls"]]
+        check_calls(message)
+        assert (parts["content"], reason) == (message["content"] or "", found["finish_reason"])
+        assert [call["function"] for call in parts["tool_calls"]] == calls
+        return parts["content"], calls, reason
+
+    text, calls, reason = answer()
+    assert bool(text) == (choice == "auto")
+    marks = [mark for mark in (begin, "[ARGS]", '{"', '": ', '"city', calls[0]["name"]) if mark not in text]
+    assert len(marks) > 2
+    assert answer(stop=marks[-4:]) == (text, calls, reason)
+    if text:
+        stop = text[len(text) // 2 :][:2]
+        assert answer(stop=[*marks[-3:], stop]) == (text.partition(stop)[0].rstrip(), calls, "tool_calls")
+
+
 def test_a_call_is_streamed_while_it_is_written(engines):
     text = post(engines["hermes"], CHAT, {**BODY, "tool_choice": NAMED, "stream": True}).text
     deltas = [
