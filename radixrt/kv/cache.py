@@ -226,13 +226,13 @@ class PrefixCache:
         self._leases.add(lease)
         return lease
 
-    def grow(self, lease: PageLease, *, num_tokens: int, label: str = "", num_ahead: int = 0) -> bool:
-        """Append pages until the lease holds num_tokens; False = not now, and nothing changed.
+    def grow(self, lease: PageLease, num_pages: int, *, label: str = "", num_ahead: int = 0) -> bool:
+        """Append so many pages to a lease; False = not now, and nothing changed.
 
         Args:
             num_ahead: pages by which other leases will grow next: what has to go for them may go at once.
         """
-        fresh = self._obtain(self.num_pages_for(num_tokens) - len(lease.pages), label, num_ahead)
+        fresh = self._obtain(num_pages, label, num_ahead)
         if fresh is None:
             return False
         lease.pages += fresh

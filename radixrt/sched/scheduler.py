@@ -136,7 +136,7 @@ class Scheduler:
     ) -> None:
         page_size = self.cache.page_size
         shares = split_tokens(sequences, max_tokens, self._in_flight)
-        growing: list[tuple[Sequence, int, int]] = []
+        growing: list[tuple[Sequence, int]] = []
         for sequence, start, num_total, num_tokens in shares:
             lease = sequence.lease
             if not num_tokens or lease is None:
@@ -145,7 +145,7 @@ class Scheduler:
                 num_tokens = min(num_tokens, self._max_prefill_tokens(chunks, start))
             stop = start + num_tokens
             if stop > len(lease.pages) * page_size:
-                growing.append((sequence, stop, -(-stop // page_size) - len(lease.pages)))
+                growing.append((sequence, -(-stop // page_size) - len(lease.pages)))
             chunks.append(make_chunk(sequence, start, num_tokens, num_total=num_total))
         if growing:
             self._grow(growing, preempted)
@@ -171,18 +171,14 @@ class Scheduler:
             target_ms / 1000, num_tokens=num_tokens, num_pairs=num_pairs, start=start
         )
 
-    def _grow(self, growing: list[tuple[Sequence, int, int]], preempted: list[Sequence]) -> None:
-        """Lease pages for sequences, oldest first, preempting younger ones as needed, and in the end the one itself.
-
-        Args:
-            growing: up to which token each one grows, and by how many pages.
-        """
-        num_ahead = sum(num_pages for _, _, num_pages in growing)
-        for sequence, wanted, num_pages in growing:
+    def _grow(self, growing: list[tuple[Sequence, int]], preempted: list[Sequence]) -> None:
+        """Lease so many pages for sequences, oldest first, preempting younger ones as needed, and in the end the one itself."""
+        num_ahead = sum(num_pages for _, num_pages in growing)
+        for sequence, num_pages in growing:
             num_ahead -= num_pages
             while sequence.lease is not None and not self.cache.grow(
                 sequence.lease,
-                num_tokens=wanted,
+                num_pages,
                 label=sequence.request.label,
                 num_ahead=0 if preempted else num_ahead,  # those may be among the preempted
             ):

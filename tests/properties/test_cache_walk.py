@@ -67,7 +67,8 @@ class Walk:
             index = self.rng.randrange(len(self.live))
             lease, tokens = self.live[index]
             longer = tokens + self.tokens(1, self.page_size + 2)
-            if self.cache.grow(lease, num_tokens=len(longer)):
+            num_pages = self.cache.num_pages_for(len(longer)) - len(lease.pages)
+            if self.cache.grow(lease, num_pages):
                 self.write(lease, longer, len(tokens))
                 self.live[index] = (lease, longer)
 

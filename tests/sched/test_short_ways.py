@@ -264,15 +264,15 @@ def test_who_is_refused_by_a_count_would_be_refused_anyway(seed):
 
 
 class OneByOneCache(PrefixCache):
-    def grow(self, lease, *, num_tokens, label="", num_ahead=0):
-        return super().grow(lease, num_tokens=num_tokens, label=label)
+    def grow(self, lease, num_pages, *, label="", num_ahead=0):
+        return super().grow(lease, num_pages, label=label)
 
 
 class AheadCache(PrefixCache):
     num_ahead = 0
 
-    def grow(self, lease, *, num_tokens, label="", num_ahead=0):
-        is_grown = super().grow(lease, num_tokens=num_tokens, label=label, num_ahead=num_ahead)
+    def grow(self, lease, num_pages, *, label="", num_ahead=0):
+        is_grown = super().grow(lease, num_pages, label=label, num_ahead=num_ahead)
         self.num_ahead += min(num_ahead, self.pool.num_free)
         return is_grown
 
