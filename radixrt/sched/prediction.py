@@ -59,14 +59,6 @@ class OutputLengths:
             if len(self._by_label) > NUM_KEPT_LABELS:
                 self._by_label.popitem(last=False)
 
-    def predict(self, label: str, *, num_so_far: int, max_tokens: int) -> int:
-        """Give a length that nine of ten outputs like this one, already num_so_far long, do not exceed.
-
-        Without MIN_LENGTHS observations of the label, and then of all labels, it is max_tokens: nothing is
-        promised that might not be there. Cost: O(log NUM_KEPT_LENGTHS).
-        """
-        return _expected(self.like(label), num_so_far, max_tokens)
-
     def like(self, label: str) -> list[int]:
         """Give the lengths, in order of size, by which those of a label are predicted; none if there are too few."""
         by_size = self._by_label.get(label, self._all).by_size
@@ -75,7 +67,12 @@ class OutputLengths:
         return by_size if len(by_size) >= MIN_LENGTHS else []
 
 
-def _expected(by_size: list[int], num_so_far: int, max_tokens: int) -> int:
+def expected_length(by_size: list[int], num_so_far: int, max_tokens: int) -> int:
+    """Give a length that nine of ten outputs of known lengths, already num_so_far long, do not exceed.
+
+    Without known lengths it is max_tokens: nothing is promised that might not be there.
+    Cost: O(log NUM_KEPT_LENGTHS).
+    """
     if not by_size:
         return max_tokens
     first = bisect_right(by_size, num_so_far)
@@ -119,7 +116,7 @@ def demands_of(
         by_size = known.get(label)
         if by_size is None:
             by_size = known[label] = lengths.like(label)
-        num_outputs = _expected(by_size, num_total - num_prompt, max_tokens)
+        num_outputs = expected_length(by_size, num_total - num_prompt, max_tokens)
         # Pages at its end less pages now, both rounded up.
         num_more = -num_total // page_size - -(num_prompt + num_outputs) // page_size
         num_own = num_own_pages if lease is None else len(lease.pages) - lease.num_shared_tokens // page_size

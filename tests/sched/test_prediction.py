@@ -1,11 +1,23 @@
 import random
 
-from radixrt.sched.prediction import NUM_KEPT_LABELS, QUANTILE, Demand, OutputLengths, Peak, demands_of
+from radixrt.sched.prediction import (
+    NUM_KEPT_LABELS,
+    QUANTILE,
+    Demand,
+    OutputLengths,
+    Peak,
+    demands_of,
+    expected_length,
+)
 from tests.support.simulation import Simulation
 
 
+def predict(lengths, label, *, num_so_far=0, max_tokens=200):
+    return expected_length(lengths.like(label), num_so_far, max_tokens)
+
+
 def test_without_observations_nothing_short_is_promised():
-    assert OutputLengths().predict("call", num_so_far=0, max_tokens=200) == 200
+    assert predict(OutputLengths(), "call") == 200
 
 
 def test_lengths_are_learned_per_label_and_fall_back_to_all():
@@ -13,18 +25,18 @@ def test_lengths_are_learned_per_label_and_fall_back_to_all():
     for _ in range(10):
         lengths.observe("short", 5)
         lengths.observe("long", 80)
-    assert lengths.predict("short", num_so_far=0, max_tokens=200) == 5
-    assert lengths.predict("long", num_so_far=0, max_tokens=200) == 80
-    assert lengths.predict("new", num_so_far=0, max_tokens=200) == 80  # nine of ten of all
+    assert predict(lengths, "short") == 5
+    assert predict(lengths, "long") == 80
+    assert predict(lengths, "new") == 80  # nine of ten of all
 
 
 def test_prediction_is_conditional_on_what_is_there_already():
     lengths = OutputLengths()
     for length in [3] * 20 + [50] * 5:
         lengths.observe("call", length)
-    assert lengths.predict("call", num_so_far=4, max_tokens=200) == 50
-    assert lengths.predict("call", num_so_far=60, max_tokens=200) == 120
-    assert lengths.predict("call", num_so_far=60, max_tokens=61) == 61
+    assert predict(lengths, "call", num_so_far=4) == 50
+    assert predict(lengths, "call", num_so_far=60) == 120
+    assert predict(lengths, "call", num_so_far=60, max_tokens=61) == 61
 
 
 def test_prediction_is_the_quantile_of_those_that_were_longer():
@@ -39,7 +51,7 @@ def test_prediction_is_the_quantile_of_those_that_were_longer():
         if len(seen) < 8:
             expected = max_tokens
         expected = max(min(expected, max_tokens), num_so_far + 1)
-        assert lengths.predict("call", num_so_far=num_so_far, max_tokens=max_tokens) == expected
+        assert predict(lengths, "call", num_so_far=num_so_far, max_tokens=max_tokens) == expected
 
 
 def test_demands_are_pages_at_the_predicted_end_less_those_there():
@@ -56,8 +68,11 @@ def test_demands_are_pages_at_the_predicted_end_less_those_there():
         everybody = [*scheduler.running, *scheduler.waiting]
         found = demands_of(everybody, scheduler.room.output_lengths, page_size=4, num_own_pages=7)
         for sequence, demand in zip(everybody, found, strict=True):
-            num_outputs = scheduler.room.output_lengths.predict(
-                "", num_so_far=sequence.num_output_tokens, max_tokens=sequence.sampling.max_tokens
+            num_outputs = predict(
+                scheduler.room.output_lengths,
+                "",
+                num_so_far=sequence.num_output_tokens,
+                max_tokens=sequence.sampling.max_tokens,
             )
             num_last = cache.num_pages_for(sequence.num_prompt_tokens + num_outputs)
             num_own = 7
@@ -71,7 +86,7 @@ def test_old_lengths_and_labels_are_forgotten():
     lengths = OutputLengths()
     for length in [100] * 200 + [4] * 128:
         lengths.observe("call", length)
-    assert lengths.predict("call", num_so_far=0, max_tokens=200) == 4
+    assert predict(lengths, "call") == 4
     for index in range(NUM_KEPT_LABELS + 10):
         lengths.observe(f"label {index}", 9)
     assert len(lengths._by_label) == NUM_KEPT_LABELS
