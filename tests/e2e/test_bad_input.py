@@ -19,20 +19,15 @@ from radixrt import (
     UnknownModel,
     UnsupportedGrammar,
 )
-from tests.support.models import tiny_model
+from tests.support.engines import tiny_engine
 
 NEIGHBOUR = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
 ONE = SamplingParams(max_tokens=1)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def engine(folder):
-    with Engine(folder, dtype="float32", checks="step", num_pages=20, threads=1) as engine:
+    with tiny_engine(folder, num_pages=20) as engine:
         yield engine
 
 

@@ -6,10 +6,9 @@ import re
 import jsonschema
 import pytest
 
-from radixrt import Engine, FinishReason, GrammarSpec, InvalidRequest, SamplingParams, StructuralTag
+from radixrt import FinishReason, GrammarSpec, InvalidRequest, SamplingParams, StructuralTag
 from radixrt.grammar import compile
 from radixrt.grammar.vocabulary import GrammarVocabulary
-from tests.support.models import tiny_model
 from tests.support.tokenizers import byte_tokenizer
 
 SCHEMA = {
@@ -25,13 +24,6 @@ SCHEMA = {
     "required": ["name", "age", "tags", "mood", "score", "ok"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-    with Engine(folder, dtype="float32", checks="step", num_pages=400, threads=1) as engine:
-        yield engine
 
 
 def smallest(engine, grammar):

@@ -39,13 +39,6 @@ SCHEMAS = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-    with Engine(folder, dtype="float32", checks="step", num_pages=400, threads=1) as engine:
-        yield engine
-
-
 def checked(schema):
     return GrammarSpec.json_schema(schema, on_unsupported="check")
 

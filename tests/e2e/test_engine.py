@@ -28,26 +28,17 @@ from radixrt import (
     RequestAborted,
     SamplingParams,
 )
-from tests.support.models import tiny_model
+from tests.support.engines import tiny_engine
 from tests.support.threads import NewThreads, act_once, held_up, wait_until
 
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
 def engine(folder):
-    with Engine(folder, dtype="float32", checks="step", num_pages=200, threads=1) as engine:
+    with tiny_engine(folder, num_pages=200) as engine:
         yield engine
-        assert engine.stats().num_running == engine.stats().num_waiting == 0
-        engine.clear_cache()
-        cache = engine.stats().cache
-        assert cache.num_free_pages == cache.num_pages
 
 
 def read(inbox, timeout=30):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from radixrt import Engine, GrammarSpec, SamplingParams, StructuralTag
+from radixrt import GrammarSpec, SamplingParams, StructuralTag
 from radixrt.bench.grammar_model import SCHEMA, measure_model, report_model
-from tests.support.models import tiny_model
+from tests.support.engines import tiny_engine
 
 GRAMMARS = {
     "object": GrammarSpec.json_schema(SCHEMA),
@@ -22,10 +22,8 @@ GRAMMARS = {
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory):
-    folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-    options = {"dtype": "float32", "checks": "step", "num_pages": 400, "threads": 1}
-    with Engine(folder, **options) as one, Engine(folder, forced_runs=False, **options) as other:
+def engines(folder):
+    with tiny_engine(folder) as one, tiny_engine(folder, forced_runs=False) as other:
         yield one, other
 
 

@@ -2,14 +2,13 @@
 
 import pytest
 
-from radixrt import Engine, GrammarDeadEnd, GrammarSpec, SamplingParams, UnsupportedGrammar
-from tests.support.models import tiny_model
+from radixrt import GrammarDeadEnd, GrammarSpec, SamplingParams, UnsupportedGrammar
+from tests.support.engines import tiny_engine
 
 
 @pytest.fixture
-def engine(tmp_path):
-    folder = tiny_model("llama", tmp_path / "tiny")
-    with Engine(folder, dtype="float32", checks="step", num_pages=400, threads=1) as engine:
+def engine(folder):
+    with tiny_engine(folder) as engine:
         yield engine
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from radixrt import AsyncEngine, Engine, EngineStopped, FinishReason, InvariantViolation, SamplingParams
 from radixrt.mailbox import MAX_PER_TURN, Mailbox, Reader
-from tests.support.models import tiny_model
+from tests.support.engines import tiny_engine
 from tests.support.threads import begin_together, held_up, wait_until
 
 NUM_STREAMS = 12
@@ -17,18 +17,10 @@ SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 HANG_S = 60
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-
-
 @pytest.fixture
 def engine(folder):
-    with Engine(folder, dtype="float32", checks="step", num_pages=400, threads=1) as engine:
+    with tiny_engine(folder) as engine:
         yield engine
-        engine.clear_cache()
-        cache = engine.stats().cache
-        assert cache.num_free_pages == cache.num_pages
 
 
 def count_wakes(loop):

@@ -12,6 +12,7 @@ from radixrt import DeviceError, Engine, FinishReason, GrammarSpec, SamplingPara
 from radixrt.exec import sampler
 from radixrt.exec.batch import MEASURE_FIRST
 from radixrt.grammar.engines.llg import LLMatcher
+from tests.support.engines import tiny_engine
 from tests.support.models import tiny_model
 from tests.support.threads import NewThreads
 
@@ -36,8 +37,8 @@ class Watched:
 
 
 @pytest.fixture
-def engine(tmp_path):
-    with Engine(tiny_model("llama", tmp_path / "tiny"), dtype="float32", checks="step", threads=1) as engine:
+def engine(folder):
+    with tiny_engine(folder) as engine:
         yield engine
 
 

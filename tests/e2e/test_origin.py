@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixrt import Engine, GrammarSpec, OutputCollector, SamplingParams
+from radixrt import GrammarSpec, OutputCollector, SamplingParams
 from radixrt.bench.grammar_model import SCHEMA
 from radixrt.errors import InvariantViolation
 from radixrt.sched.origin import OriginLog
 from radixrt.text import Detokenizer
 from tests.support.asking import post
-from tests.support.models import tiny_model
+from tests.support.engines import tiny_engine
 from tests.support.servers import events
 from tests.support.simulation import Simulation
 from tests.support.threads import begin_together
@@ -39,10 +39,8 @@ GRAMMARS = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
-    options = {"dtype": "float32", "checks": "step", "num_pages": 400, "threads": 1, "max_running": 4}
-    with Engine(folder, **options) as engine:
+def engine(folder):
+    with tiny_engine(folder, max_running=4) as engine:
         yield engine
 
 
