@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,7 +15,6 @@ from radixrt.server.answers import (
     details_json,
     dump,
     json_response,
-    total,
     usage_json,
     usage_notes,
 )
@@ -24,10 +22,10 @@ from radixrt.server.bodies_chat import ChatBody
 from radixrt.server.chat import AnswerReader, ChatPlan, plan_chat
 from radixrt.server.details import reports
 from radixrt.server.documents import documented
-from radixrt.server.gate import Visit, note_failure
-from radixrt.server.running import Batch, until_disconnect
+from radixrt.server.gate import Visit
+from radixrt.server.running import until_disconnect
 from radixrt.server.service import Service, arrival
-from radixrt.server.streaming import DONE, EventStream, event
+from radixrt.server.streaming import EventStream, event, stream_events
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import GenerationOutput, OutputChunk, Sample, Usage
 
@@ -121,7 +119,7 @@ class _ChunkWriter:
         first = {"role": "assistant", "content": ""}
         return [self._chunk(index, first, None, None) for index in range(len(self._readers))]
 
-    def write(self, chunk: OutputChunk) -> list[bytes]:
+    def write(self, _request_index: int, chunk: OutputChunk) -> list[bytes]:
         """Give the events of one chunk of the engine."""
         index = chunk.sample_index
         reader = self._readers[index]
@@ -159,21 +157,3 @@ class _ChunkWriter:
         end = "null" if reason is None else dump(reason)
         choice = f'{{"index":{index},"delta":{{{members}}},"logprobs":{told},"finish_reason":{end}}}'
         return event(f'{self._head},"choices":[{choice}]{self._tail}')
-
-
-async def stream_events(batch: Batch, visit: Visit, writer: _ChunkWriter) -> AsyncGenerator[bytes, None]:
-    """Give the events of a chat to the end; a failure is an error event, and then there is no [DONE]."""
-    usages: list[Usage] = []
-    try:
-        yield b"".join(writer.begin())
-        async for chunks in batch:
-            if events := [written for _, chunk, _ in chunks for written in writer.write(chunk)]:
-                yield b"".join(events)
-            usages += [chunk.usage for _, chunk, _ in chunks if chunk.usage is not None]
-        usage = total(usages)
-        visit.notes.update(usage_notes(usage))
-        yield b"".join([*writer.end(usage), DONE])
-    except Exception as error:  # noqa: BLE001 - told to the reader, and to the log
-        yield event(dump(note_failure(visit, error).body()))
-    finally:
-        batch.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,12 @@ from radixrt.server.bodies_completions import CompletionBody
 from radixrt.server.constraints import Constraint, constraint_of
 from radixrt.server.details import reports
 from radixrt.server.documents import documented
-from radixrt.server.gate import Visit, note_failure
+from radixrt.server.gate import Visit
 from radixrt.server.native import check_ids
-from radixrt.server.running import Batch, until_disconnect
+from radixrt.server.running import until_disconnect
 from radixrt.server.sampling import sampling_of
 from radixrt.server.service import Service, arrival
-from radixrt.server.streaming import DONE, EventStream, event
+from radixrt.server.streaming import EventStream, event, stream_events
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import GenerateRequest, GenerationOutput, OutputChunk, Sample, TokenLogprob, Usage
 
@@ -64,7 +64,7 @@ async def _answer(service: Service, visit: Visit, body: CompletionBody) -> Respo
     found = await reports(service, body, plan.requests)
     batch = await service.start(visit, plan.requests, constraint=plan.constraint)
     if body.stream:
-        return EventStream(_events(batch, visit, _ChunkWriter(service, body, plan, found)), batch)
+        return EventStream(stream_events(batch, visit, _ChunkWriter(service, body, plan, found)), batch)
     outputs = await batch.outputs()
     usage = _counted(plan, total(output.usage for output in outputs))
     visit.notes.update(usage_notes(usage))
@@ -223,23 +223,27 @@ class _ChunkWriter:
         self._head = dump(head)[:-1]
         self._tail = ',"usage":null}' if self._has_usage else "}"
 
-    def write(self, index: int, chunk: OutputChunk) -> bytes | None:
-        """Give the event of one chunk, None if it says nothing."""
-        place = index * self._num_samples + chunk.sample_index
+    def begin(self) -> list[bytes]:
+        """Give nothing: completions begin with their text."""
+        return []
+
+    def write(self, request_index: int, chunk: OutputChunk) -> list[bytes]:
+        """Give the event of one chunk, none if it says nothing."""
+        place = request_index * self._num_samples + chunk.sample_index
         logprobs: Logprobs | None = None
         if self._plan.num_logprobs is not None:
             logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
             offset = self._offsets.get(place, 0)
             self._offsets[place] = _extend(logprobs, self._tokenizer, chunk.logprobs, offset)
         if not (chunk.text or chunk.finish_reason or (logprobs and logprobs["tokens"])):
-            return None
+            return []
         choice = {
             "index": place,
             "text": chunk.text,
             "logprobs": logprobs,
             "finish_reason": None if chunk.finish_reason is None else finish_name(chunk.finish_reason),
         }
-        return event(f'{self._head},"choices":[{dump(choice)}]{self._tail}')
+        return [event(f'{self._head},"choices":[{dump(choice)}]{self._tail}')]
 
     def end(self, usage: Usage) -> list[bytes]:
         """Give the chunk after the last choice."""
@@ -249,19 +253,3 @@ class _ChunkWriter:
         if self._found:
             body["radixrt"] = details_json(usage, self._found)
         return [event(f"{self._head},{dump(body)[1:]}")]
-
-
-async def _events(batch: Batch, visit: Visit, writer: _ChunkWriter) -> AsyncGenerator[bytes, None]:
-    usages: list[Usage] = []
-    try:
-        async for chunks in batch:
-            if events := [written for index, chunk, _ in chunks if (written := writer.write(index, chunk))]:
-                yield b"".join(events)
-            usages += [chunk.usage for _, chunk, _ in chunks if chunk.usage is not None]
-        usage = total(usages)
-        visit.notes.update(usage_notes(usage))
-        yield b"".join([*writer.end(usage), DONE])
-    except Exception as error:  # noqa: BLE001 - told to the reader, and to the log
-        yield event(dump(note_failure(visit, error).body()))
-    finally:
-        batch.close()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Protocol
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
+from radixrt.server.answers import dump, total, usage_notes
 from radixrt.server.connections import PARTS, WritePart
+from radixrt.server.gate import Visit, note_failure
 from radixrt.server.running import Batch, until_disconnect
+from radixrt.types import OutputChunk, Usage
 
 DONE = b"data: [DONE]\n\n"
 _LINE_BREAKS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -63,3 +67,35 @@ def event(data: str, *, name: str | None = None, event_id: str | None = None) ->
     if name is None and event_id is None and "\n" not in data and "\r" not in data:
         return f"data: {data}\n\n".encode()
     return format_sse_event(data_str=data, event=name, id=event_id)
+
+
+class ChunkWriter(Protocol):
+    """Writes the answer to a batch as events of one route."""
+
+    def begin(self) -> list[bytes]:
+        """Give what stands before all chunks."""
+
+    def write(self, request_index: int, chunk: OutputChunk) -> list[bytes]:
+        """Give the events of one chunk of the engine."""
+
+    def end(self, usage: Usage) -> list[bytes]:
+        """Give what stands behind all chunks."""
+
+
+async def stream_events(batch: Batch, visit: Visit, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
+    """Give a batch's events to the end; a failure is an error event, and then there is no [DONE]."""
+    usages: list[Usage] = []
+    try:
+        if events := writer.begin():
+            yield b"".join(events)
+        async for chunks in batch:
+            if events := [written for index, chunk, _ in chunks for written in writer.write(index, chunk)]:
+                yield b"".join(events)
+            usages += [chunk.usage for _, chunk, _ in chunks if chunk.usage is not None]
+        usage = total(usages)
+        visit.notes.update(usage_notes(usage))
+        yield b"".join([*writer.end(usage), DONE])
+    except Exception as error:  # noqa: BLE001 - told to the reader, and to the log
+        yield event(dump(note_failure(visit, error).body()))
+    finally:
+        batch.close()
