@@ -30,7 +30,7 @@ from radixrt.config import SchedConfig
 from radixrt.errors import InvariantViolation
 from radixrt.kv.cache import PrefixCache
 from radixrt.kv.packed import TOKEN_BYTES
-from radixrt.sched.budget import NUM_COMPUTED, TOKEN_IDS
+from radixrt.sched.budget import TOKEN_IDS
 from radixrt.sched.latency import load_of, pairs_of
 from radixrt.sched.plan import ChunkResult, StepPlan, StepResult, sampled
 from radixrt.sched.scheduler import Scheduler
@@ -330,7 +330,8 @@ class Simulation:
     def _merge_prefill(self) -> list[Part]:
         """Give those who decode their next tokens while the oldest prefill goes on; give these steps, or none.
 
-        A run also ends where waste is counted next.
+        A run also ends where waste is counted next. At most one that runs has more than a token to compute after a step,
+        for nobody is admitted before it took all that the others left: so those who decode leave it one at least.
         """
         running, config, cache = self.scheduler.running, self.scheduler.config, self.scheduler.cache
         prefill = next((item for item in running if item.num_computed < item.num_prompt_tokens), None)
@@ -340,17 +341,13 @@ class Simulation:
         decodes = [item for item in running if item.num_computed >= item.num_prompt_tokens]
         num_decodes, max_tokens, start = len(decodes), config.max_step_tokens, prefill.num_computed
         num_rest = max_tokens - num_decodes  # of each step, for the oldest prefill; younger ones get nothing
-        if num_rest <= 0:
-            return []
         num_steps = PARTS_PER_WASTE_SAMPLE - self._num_parts % PARTS_PER_WASTE_SAMPLE
         num_steps = min(num_steps, (prefill.num_prompt_tokens - start) // num_rest)
-        if num_steps < 2 or num_decodes * cache.num_pages_for(num_steps) > cache.num_obtainable_pages:
+        if num_decodes * cache.num_pages_for(num_steps) > cache.num_obtainable_pages:
             return []
         ready = list(map(self._progress.__getitem__, decodes))
         num_totals = list(map(len, map(TOKEN_IDS, decodes)))
         num_pairs = sum(num_totals)
-        if num_pairs - sum(map(NUM_COMPUTED, decodes)) != num_decodes:
-            return []  # one was preempted and computes its output again
         num_steps = min([num_steps - 1, *map(sub, map(NUM_TOKENS_AT_END, ready), num_totals)]) + 1
         parts: list[Part] = []
         now_s, next_s = self.now_s, self._to_come[0][0] if self._to_come else math.inf
