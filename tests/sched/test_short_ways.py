@@ -1,5 +1,6 @@
 """What is done in short for nearly every chunk is what the general way does."""
 
+import itertools
 import random
 
 import pytest
@@ -314,6 +315,36 @@ def test_leases_that_grow_in_one_step_get_what_they_would_one_after_the_other():
         num_preemptions += sides[0].scheduler.num_preemptions
     assert num_ahead > 50
     assert num_preemptions > 50
+
+
+def test_no_room_is_made_ahead_for_one_that_was_preempted():
+    """What it computed a second time is free at once, so that a leaf that nobody waits for has more than is missing."""
+    num_preempted = num_evicted = 0
+    for num_pages, num_known in itertools.product(range(20, 40), range(1, 6)):
+        sides = [Simulation(num_pages=num_pages, page_size=1, max_step_tokens=40) for _ in range(2)]
+        for side, kind in zip(sides, (AheadCache, OneByOneCache), strict=True):
+            side.cache.__class__ = kind
+            for _ in range(10):
+                side.scheduler.room.output_lengths.observe("", 1)  # so that all are admitted
+            side.add([1, 1, 1, 0, 0], max_tokens=1)  # nobody waits for it
+            side.step()
+            said = side.add([0, 1], max_tokens=6)
+            side.finish_all()
+            side.add(said.token_ids, max_tokens=12)  # holds what was said
+            growing = side.add([1, 0], max_tokens=12)
+            side.add([0, 1], max_tokens=12)  # says the same again
+            for _ in range(5):
+                side.step()
+            num_outputs = growing.num_output_tokens
+            growing.token_ids.extend(side.expected(growing)[num_outputs : num_outputs + num_known])
+            num_before = side.cache.counters.num_evicted_pages["room"]
+            side.step()
+            side.scheduler.check()
+        assert sides[0].cache.counters.num_evicted_pages == sides[1].cache.counters.num_evicted_pages
+        num_preempted += len(sides[0].plans[-1].preempted)
+        num_evicted += sides[0].cache.counters.num_evicted_pages["room"] - num_before
+    assert num_preempted > 3
+    assert num_evicted > 3
 
 
 @pytest.mark.parametrize("seed", range(5))
