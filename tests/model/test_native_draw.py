@@ -188,6 +188,44 @@ def test_what_is_no_number_is_told_by_the_largest(draws, value, is_allowed):
     assert_drawn(draws, [logits] * len(rows), rows)
 
 
+def test_exact_borders_fall_as_in_the_plain_rule(draw):
+    """Powers of two add up without rounding in both."""
+    logits = torch.zeros(8)
+    for share in (1.0, 0.5, 0.25):
+        rows = [row_of(i / 8, top_p=share) for i in range(8)]
+        drawn = draw([logits] * 8, rows)
+        assert drawn == draw_rows([logits] * 8, rows)
+        assert max(drawn[0]) == 8 * share - 1
+
+
+def test_top_p_next_to_1_after_top_k_that_drops_next_to_nothing(draw):
+    """All weights together may be less, by rounding, than the share that is asked for."""
+    rng = np.random.default_rng(0)
+    rows, logits = [], []
+    for _ in range(1000):
+        values = rng.standard_normal(41).astype(np.float32) * 2
+        values[rng.integers(41)] = values.max() - 36 - rng.random() * 4
+        for top_p, uniform in itertools.product((1 - 2**-53, 1 - 2**-52), (0.1, 0.5, 0.9)):
+            rows.append(row_of(uniform, top_k=40, top_p=top_p))
+            logits.append(torch.from_numpy(values))
+    assert draw(logits, rows) == draw_rows(logits, rows)
+
+
+def test_few_weights_are_found_among_many_that_are_next_to_nothing(draws):
+    """Cold draws, and masks that allow fewer than top_k."""
+    logits = logits_of("normal", 5000, 0)
+    few = mask_of(0.002, 5000, 0)
+    rows = [
+        row_of(uniform, mask=mask, temperature=temperature, top_k=top_k, top_p=top_p)
+        for mask in (None, few)
+        for temperature in (0.01, 0.03, 0.1, 1.0)
+        for top_k in (40, 4000)
+        for top_p in (1.0, 0.95, 0.999999)
+        for uniform in (0.1, 0.7)
+    ]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
 def test_rows_do_not_see_one_another(draw):
     logits = [logits_of("normal", 513, seed) for seed in range(len(SETTINGS))]
     rows = [
@@ -215,8 +253,13 @@ def test_frequencies_follow_the_probabilities(draw):
         ({"mask": np.ones(1, np.int32)}, r"a mask must be \[2\] int32"),
         ({"token_ids": array("q", (1, 2))}, "token_ids must be 'i' and begin with 1 of the prompt, got"),
         ({"num_prompt_tokens": 3}, "begin with 3 of the prompt"),
-        ({"temperature": -1.0}, "temperature must be >= 0"),
-        ({"temperature": math.nan}, "temperature must be >= 0"),
+        ({"temperature": -1.0}, "temperature must be finite and >= 0"),
+        ({"temperature": math.nan}, "temperature must be finite"),
+        ({"temperature": math.inf}, "temperature must be finite"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\] and min_p in \[0, 1\], got 0.0"),
+        ({"top_p": math.nan}, "top_p must be in"),
+        ({"min_p": 1.5}, r"min_p in \[0, 1\], got 1.0 and 1.5"),
+        ({"min_p": math.nan}, "min_p in"),
         ({"top_k": -1}, "top_k >= 0"),
         ({"uniform": 1.0}, r"uniform in \[0, 1\)"),
     ],

@@ -2,7 +2,10 @@
 
 import math
 import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,6 +220,47 @@ def test_masks_are_asked_for_once_and_their_error_reaches_the_caller(tmp_path):
     with pytest.raises(ValueError, match="there must be 3 masks, got 2"):
         predict([None] * 2)
     assert predict([None] * 3)[1:] == known[1:]
+
+
+# An exception at the callback's first instruction, where those of signals arrive that came beside the layers.
+CUT_SHORT = """
+import sys
+from pathlib import Path
+
+from tests.model.test_native import Pages, build, prompt
+
+decoder = build(Path(sys.argv[1]))
+pages = Pages(decoder, page_size=4)
+inputs = pages.inputs({"a": prompt(3)})
+
+def trace(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "_call" and "masks" in frame.f_code.co_filename:
+        raise KeyboardInterrupt
+
+def predict(masks):
+    return decoder.predict(inputs, pages.store, num_token_ids=8, wants_logits=False, get_masks=lambda: masks)
+
+sys.settrace(trace)
+try:
+    predict([None] * 3)
+except RuntimeError as error:
+    sys.settrace(None)
+    print(error, len(predict([None] * 3).token_ids))
+"""
+
+
+def test_a_call_for_masks_that_is_cut_short_ends_the_step(tmp_path):
+    folder = tiny_model("llama", tmp_path / "tiny")
+    run = subprocess.run(
+        [sys.executable, "-c", CUT_SHORT, str(folder)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = "the call for masks was cut short; what cut it was told on the error stream 3"
+    assert (run.returncode, run.stdout.strip()) == (0, told), run.stderr[-500:]
+    assert "KeyboardInterrupt" in run.stderr
 
 
 def test_searches_in_vain_stop_and_begin_again(tmp_path):

@@ -168,7 +168,7 @@ class CpuDecoder:
             num_token_ids: tokens that can be drawn, the first of the vocabulary.
             wants_logits: without them the same tokens are found, sooner where the library has rough products.
             get_masks: gives for each of S rows which tokens can be drawn, [ceil(num_token_ids / 32)] int32, 1 = allowed;
-                None = all of them. Called once, on this thread, when only the head is left.
+                None = all of them. Called once, on this thread, when only the head is left; must not use this decoder.
         Raises:
             ValueError: a shape or type differs, an id, slot, page or row is out of range.
             Whatever get_masks raises; keys and values are computed then.
@@ -187,6 +187,7 @@ class CpuDecoder:
             address(sample_rows, "sample_rows", INT64, num_sampled),
             num_token_ids,
             masks.function(),
+            masks.address,
         )
         logits = torch.empty(num_sampled, self.shape.vocab_size) if wants_logits else None
         likeliest: array[int] = array(INT64, bytes(8 * num_sampled))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import Structure, c_double, c_float, c_int64, c_void_p
@@ -94,8 +95,10 @@ def _check(row: DrawRow, num_token_ids: int) -> None:
             f"token_ids must be 'i' and begin with {row.num_prompt_tokens} of the prompt, got "
             f"[{len(row.token_ids)}] {row.token_ids.typecode!r}"
         )
-    if not (row.temperature >= 0 and row.top_k >= 0 and 0 <= row.uniform < 1):
+    if not (0 <= row.temperature < math.inf and row.top_k >= 0 and 0 <= row.uniform < 1):
         raise ValueError(
-            "temperature must be >= 0, top_k >= 0 and uniform in [0, 1), "
+            "temperature must be finite and >= 0, top_k >= 0 and uniform in [0, 1), "
             f"got {row.temperature}, {row.top_k} and {row.uniform}"
         )
+    if not (0 < row.top_p <= 1 and 0 <= row.min_p <= 1):
+        raise ValueError(f"top_p must be in (0, 1] and min_p in [0, 1], got {row.top_p} and {row.min_p}")

@@ -23,7 +23,7 @@ STATUS_TEXTS = {
     5: "sample_rows must be rows of the step",
     6: "every sequence must have 1 <= new tokens <= context <= P * page_size",
 }
-OUT_OF_MEMORY = 1
+OUT_OF_MEMORY, NO_MASKS = 1, 9
 REFUSAL_TEXTS = {
     7: "the CPU has no matrix unit with tiles of 16 rows of 64 bytes, though it says so",
     8: "the matrix unit computes wrong products on this CPU",
@@ -104,6 +104,7 @@ class CInputs(Structure):
         ("sample_rows", c_void_p),
         ("num_token_ids", c_int64),
         ("get_masks", GET_MASKS),
+        ("masks", c_void_p),
     )
 
 
@@ -309,5 +310,7 @@ def check_status(status: int) -> None:
     """Raise what a status of the library means, unless it is 0."""
     if status == OUT_OF_MEMORY:
         raise MemoryError("no memory for the rows of this step")
+    if status == NO_MASKS:
+        raise RuntimeError("the call for masks was cut short; what cut it was told on the error stream")
     if status:
         raise ValueError(STATUS_TEXTS[status])

@@ -5,7 +5,8 @@
 //            -> sums by block -> the block -> the token
 //
 // Equal weights rank by token id. Weights are not normalized, and those below 2^-1021 are 0: a draw differs from the plain
-// rule where the number, or top_p, falls within rounding of a border between two tokens.
+// rule where the number, top_p or min_p falls within rounding of a border between two tokens, and where two logits are so
+// near that only their order, not their weights, tells them apart.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "aligned.h"
 #include "columns.h"
 #include "likeliest.h"
+#include "pack.h"
 
 namespace radixrt {
 
@@ -64,7 +66,19 @@ struct Draw {
 // Where one thread draws, row after row.
 class DrawRoom {
 public:
-    // Gives the token, and the largest adjusted logit; where that is not finite, no weight can be drawn: the likeliest.
+    // Ask for all room now: where several threads draw, none may find that there is no more.
+    void reserve(int64_t num_columns) {
+        num_columns_ = num_columns;
+        if ((int64_t)weights_.size() >= num_padded()) return;
+        weights_.resize(num_padded());
+        adjusted_.resize(num_panels() * kPanel);
+        counts_.resize(num_columns, 0);
+        band_.reserve(num_columns);
+        sums_.reserve(num_columns / kBlock + 1);
+        likeliest_.begin(1, 1);
+    }
+
+    // Room is reserved. Gives the token, and the largest adjusted logit; where that is not finite, no weight can be drawn: the likeliest.
     int64_t draw(const Draw& draw, int64_t num_columns, float* largest) {
         num_columns_ = num_columns;
         columns_.choose(num_columns, draw.mask ? &draw.mask : nullptr);
@@ -80,9 +94,9 @@ public:
 
 private:
     static constexpr int64_t kBlock = 512;
-    static constexpr double kStep = 1.0 / 8;  // between one bound on weights and the next
+    static constexpr double kLeastWeight = 0x1p-1022;
     static constexpr int64_t kManySorted = 256;
-    static constexpr int kMostSplits = 8;
+    static constexpr int kMostSplits = 12;
 
     struct Candidate {
         double weight;
@@ -94,8 +108,8 @@ private:
     };
     // Of the weights that are at least some bound.
     struct Mass {
-        double sum;
-        int64_t count;
+        double sum = 0.0;
+        int64_t count = 0;
     };
 
     int64_t num_padded() const { return round_up(num_columns_, kDoubles); }
@@ -105,7 +119,6 @@ private:
     const float* adjust(const Draw& draw) {
         const bool counts = draw.presence != 0.0f || draw.frequency != 0.0f, repeats = draw.repetition != 1.0f;
         if (!draw.mask && !draw.num_biases && !draw.num_banned && !counts && !repeats) return draw.logits;
-        if ((int64_t)adjusted_.size() < num_panels() * kPanel) adjusted_.resize(num_panels() * kPanel);
         float* values = adjusted_.data();
         std::copy_n(draw.logits, num_columns_, values);
         for (int64_t i = 0; i < draw.num_biases; ++i)
@@ -126,7 +139,6 @@ private:
 
     // Each of the sequence's tokens once. What repeats counts in the prompt too, the others in the output only.
     void penalize(const Draw& draw, float* values, bool counts, bool repeats) {
-        if ((int64_t)counts_.size() < num_columns_) counts_.resize(num_columns_, 0);
         auto for_each = [&](int64_t first, auto&& function) {
             for (int64_t i = first; i < draw.num_tokens; ++i)
                 if (is_column(draw.token_ids[i])) function(counts_[draw.token_ids[i]], values[draw.token_ids[i]]);
@@ -170,7 +182,6 @@ private:
     }
 
     void weigh(double temperature, float largest) {
-        if ((int64_t)weights_.size() < num_padded()) weights_.resize(num_padded());
         // Finite, as 0 times it is to be 0.
         const double scale = std::min(1.44269504088896340736 / temperature, std::numeric_limits<double>::max());
         for (int64_t i = 0; i < num_padded(); i += kDoubles) {
@@ -203,59 +214,65 @@ private:
     // The last token, in order of weights, that top-k and top-p keep. A band of weights that holds it is sorted: of top-k
     // first, as top-p is a share of what that keeps.
     void find_last(const Draw& draw) {
-        double kept = 0.0;
-        if (draw.top_k > 0 && draw.top_k < num_columns_) {
-            const double before = take_band([&](const Mass& mass) { return mass.count >= draw.top_k; });
-            const int64_t num_own = std::min<int64_t>(draw.top_k - num_before_, band_.size());
-            kept = before;
+        double kept;
+        if (draw.top_k > 0 && take_band([&](const Mass& mass) { return mass.count >= draw.top_k; })) {
+            const int64_t num_own = draw.top_k - before_.count;
+            kept = before_.sum;
             for (int64_t i = 0; i < num_own; ++i) kept += band_[i].weight;
             last_ = band_[num_own - 1];
         } else {
-            kept = mass_from(0.0).sum;
+            kept = mass_from(kLeastWeight).sum;
         }
         if (draw.top_p >= 1.0) return;
         const double share = draw.top_p * kept;
-        double before = take_band([&](const Mass& mass) { return mass.sum >= share; });
+        // By rounding, all weights together may be less than a share next to 1.
+        if (!take_band([&](const Mass& mass) { return mass.sum >= share; })) return;
+        double sum = before_.sum;
         int64_t place = 0;
-        while (place + 1 < (int64_t)band_.size() && before + band_[place].weight < share)
-            before += band_[place++].weight;
+        while (place + 1 < (int64_t)band_.size() && sum + band_[place].weight < share) sum += band_[place++].weight;
         if (last_.weight < 0.0 || band_[place] < last_) last_ = band_[place];
     }
 
-    // Sort the first band of weights with which is_enough(all from there on); give the sum of those before it.
+    // Sort the first band of weights with which is_enough(all from there on), into band_, and note what is before it; false:
+    // all weights are not enough.
     template <class IsEnough>
-    double take_band(IsEnough&& is_enough) {
-        double above = std::numeric_limits<double>::infinity(), bound = 1.0;
-        Mass before{0.0, 0}, mass;
-        // The largest weight is 1. Less than the last bound, one band holds all.
-        while (!is_enough(mass = mass_from(bound)) && bound > 0.0) {
-            before = mass;
+    bool take_band(IsEnough&& is_enough) {
+        double above = std::numeric_limits<double>::infinity(), bound = 1.0;  // the largest weight is 1
+        before_ = {};
+        Mass mass = mass_from(bound);
+        for (int power = 3; !is_enough(mass); power *= 2) {
+            if (bound == kLeastWeight) return false;
+            before_ = mass;
             above = bound;
-            bound = bound > 0x1p-60 ? bound * kStep : 0.0;
+            bound = std::max(std::ldexp(1.0, -power), kLeastWeight);
+            mass = mass_from(bound);
         }
         // Halves of its logarithms, as a pass costs less than sorting many. Equal weights do not part.
-        for (int i = 0; i < kMostSplits && bound > 0.0 && bound < 1.0 && mass.count - before.count > kManySorted; ++i) {
-            const double middle = std::sqrt(bound * above);
+        for (int i = 0; i < kMostSplits && bound < 1.0 && mass.count - before_.count > kManySorted; ++i) {
+            const double middle = std::sqrt(bound) * std::sqrt(above);
             const Mass upper = mass_from(middle);
             if (is_enough(upper)) {
                 mass = upper;
                 bound = middle;
             } else {
-                before = upper;
+                before_ = upper;
                 above = middle;
             }
         }
-        num_before_ = before.count;
+        collect(bound, above);
+        return true;
+    }
+
+    void collect(double bound, double above) {
         band_.clear();
         for (int64_t i = 0; i < num_padded(); i += kDoubles) {
             const Doubles weight = load<Doubles>(&weights_[i]);
             const Longs is_in = (weight >= bound) & (weight < above);
             if (!any(is_in)) continue;
             for (int j = 0; j < kDoubles; ++j)
-                if (is_in[j] && i + j < num_columns_) band_.push_back({weight[j], i + j});
+                if (is_in[j]) band_.push_back({weight[j], i + j});
         }
-        std::sort(band_.begin(), band_.end());
-        return before.sum;
+        if (!std::is_sorted(band_.begin(), band_.end())) std::sort(band_.begin(), band_.end());
     }
 
     static bool any(Longs lanes) {
@@ -305,9 +322,10 @@ private:
 
     static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-    int64_t num_columns_ = 0, num_before_ = 0;
+    int64_t num_columns_ = 0;
     double least_ = 0.0;
     Candidate last_{};
+    Mass before_;  // the band
     const float* values_ = nullptr;
     Columns columns_;
     Likeliest likeliest_;

@@ -52,9 +52,11 @@ struct Weights {
     const Layer* layers;
 };
 
-// By wanted row the tokens that can be drawn, a bit each; null: all. Null for all rows: there are none, and the step fails.
-// Asked for once, by the caller's thread, when nothing but the head is left: they can be made beside the layers.
-using GetMasks = const Word* const* (*)();
+// By wanted row the tokens that can be drawn, a bit each; null: all.
+using Masks = const Word* const*;
+// Asked for them once, on the caller's thread, when nothing but the head is left: they can be made beside the layers. Writes
+// their address as its last act; where it has not, there are none, and the step fails.
+using GetMasks = void (*)();
 
 struct Inputs {
     Batch batch;
@@ -65,6 +67,7 @@ struct Inputs {
     const int64_t* sample_rows;
     int64_t num_token_ids;  // tokens that can be drawn, the first of the vocabulary
     GetMasks get_masks;     // null: all of them in every row
+    const Masks* masks;     // what get_masks writes; null before
 };
 
 // Of each row whose logits are wanted.
@@ -127,6 +130,7 @@ public:
     void draw(const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids,
               float* largest) override {
         std::lock_guard<std::mutex> guard(mutex_);
+        for (DrawRoom& room : rooms_) room.reserve(num_token_ids);
         team_.run([&](int thread) {
             team_.for_each(thread, num_draws, [&](int64_t i) {
                 token_ids[i] = rooms_[thread].draw(draws[i], num_token_ids, largest + i);
@@ -194,9 +198,9 @@ private:
     }
 
     void take_masks() {
-        const Word* const* masks = inputs_.get_masks();
-        has_masks_ = masks;
-        columns_.choose(inputs_.num_token_ids, masks);
+        inputs_.get_masks();
+        has_masks_ = *inputs_.masks;
+        columns_.choose(inputs_.num_token_ids, *inputs_.masks);
     }
 
     Rows take_sampled(int thread) {
