@@ -29,9 +29,8 @@ WATCH_S = 0.2
 # back from the engine's thread, and from those that render and compile, only after so long (Python's own 5 ms each).
 SWITCH_S = 0.0005
 LAST_WORDS_S = 4  # after the drain, for errors to reach their readers
-CUT_OFF_S = (
-    1  # then, for what served those who did not read them to end; what outlasts that is told as a fault
-)
+# Then, for what served those who did not read them to end; what outlasts that is told as a fault.
+CUT_OFF_S = 1
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
