@@ -33,6 +33,9 @@ class Delivery:
     Args:
         sequences: the request's samples in order.
         deliver: called in the engine's thread; must return soon. If it raises, the request is aborted.
+
+    Attributes:
+        is_done: the reader gets nothing any more.
     """
 
     def __init__(
@@ -57,10 +60,7 @@ class Delivery:
         self._num_characters = [0] * len(sequences)
 
     def chunk(self, update: SequenceUpdate) -> OutputChunk:
-        """Give what is to be handed to the reader of a sample's new tokens; it may end them by a stop string.
-
-        Changes: `is_done`, with the last one.
-        """
+        """Give what is to be handed to the reader of a sample's new tokens; a stop string among them may end the sample."""
         sequence = update.sequence
         index = sequence.sample_index
         text, is_stopped = self._detokenize(sequence, update.token_ids)
@@ -79,16 +79,16 @@ class Delivery:
             finish_reason=reason,
             logprobs=update.logprobs,
             prompt_logprobs=self._prompt_logprobs(sequence),
-            usage=self.usage() if self._num_open == 0 else None,
+            usage=self._usage() if self._num_open == 0 else None,
             origin=None if reason is None else self._origin(sequence),
             queued_s=self.sequences[0].origin.queued_s if self._num_open == 0 else None,
         )
         self._has_begun[index] = True
-        self.is_done = self._num_open == 0
         return chunk
 
     def hand(self, chunk: OutputChunk) -> None:
-        """Hand a chunk to the reader."""
+        """Hand a chunk to the reader. Changes: `is_done`, with the last one."""
+        self.is_done = chunk.usage is not None
         self._deliver(chunk)
 
     def _detokenize(self, sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[str, bool]:
@@ -106,7 +106,7 @@ class Delivery:
             self.is_done = True
             self._deliver(error)
 
-    def usage(self) -> Usage:
+    def _usage(self) -> Usage:
         """Count where the request's tokens came from, so far."""
         return Usage(
             prompt_tokens=len(self.request.prompt_ids),

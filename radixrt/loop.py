@@ -378,13 +378,13 @@ class EngineLoop:
             return
         if chunk.finish_reason is not None:
             self._scheduler.finish(update.sequence, chunk.finish_reason)
-        if delivery.is_done:  # before it is told: whoever has an answer may ask the next question at once
-            self._metrics.observe_finish(delivery.request, delivery.usage())
+        if chunk.usage is not None:  # the last: forgotten first, as who has an answer may ask the next question at once
+            self._metrics.observe_finish(delivery.request, chunk.usage)
             self._forget(request_id)
         try:
             delivery.hand(chunk)
         except BaseException as error:  # noqa: BLE001 - the reader's fault or absence
-            logger.warning("a reader failed, its request is aborted: %s", first_line(error))
+            logger.warning("a reader failed, its request is over: %s", first_line(error))
             delivery.is_done = True  # it is not called again
             if request_id in self._deliveries:
                 self._close_request(request_id, error)

@@ -21,6 +21,7 @@ from radixrt import (
     GenerateRequest,
     GrammarSpec,
     InvalidRequest,
+    InvariantViolation,
     Namespace,
     NeverFits,
     OutputCollector,
@@ -488,6 +489,19 @@ def test_an_error_on_the_way_to_text_reaches_the_reader(engine, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             engine.generate("hello", SHORT)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+def test_a_bug_between_an_answer_and_its_reader_is_told(folder, monkeypatch):
+    with Engine(folder, dtype="float32", num_pages=200, threads=1) as engine:
+
+        def broken(*_):
+            raise InvariantViolation("injected")
+
+        monkeypatch.setattr(engine._loop._scheduler, "finish", broken)
+        inbox = queue.Queue()
+        stopped = SamplingParams(max_tokens=30, grammar=GrammarSpec.regex("a{20,}"), stop=("aaa",))
+        engine.submit(GenerateRequest((1, 2, 3), stopped), inbox.put)
+        assert isinstance(read(inbox)[-1], EngineStopped)
 
 
 def test_async_generate_stream_and_cancellation(engine):
