@@ -69,13 +69,15 @@ class StopStringsAroundCalls:
         self._text = StopStrings(stop)
         self._marks = marks
         self._undecided = ""  # it may begin a call
+        self._num_exempt = 0  # characters of it that came while stopping was not allowed
         self._call: _Call | None = None
         self._is_after_call = False
 
     def push(self, new_text: str, *, allow_stop: bool = True, is_last: bool = False) -> TextDelta:
         """Take new text and give what is certain; see StopStrings."""
         begin, rest, given = self._marks.begin, self._undecided + new_text, ""
-        self._undecided = ""
+        num_free = len(rest) - self._num_exempt if allow_stop else 0  # the last ones
+        self._undecided, self._num_exempt = "", 0
         while rest:
             if self._call is not None:
                 num_taken = self._call.take(rest)
@@ -88,7 +90,8 @@ class StopStringsAroundCalls:
             if not is_call:
                 at = len(rest) - (0 if is_last else _num_begun(rest, (begin,), len(begin) - 1))
                 self._undecided = rest[at:]
-            delta = self._around(rest[:at], allow_stop=allow_stop, is_last=is_call)
+                self._num_exempt = max(0, len(self._undecided) - num_free)
+            delta = self._around(rest[:at], num_exempt=max(0, len(rest) - num_free), is_last=is_call)
             given += delta.text
             if delta.is_stopped:
                 return TextDelta(given, True)
@@ -97,18 +100,18 @@ class StopStringsAroundCalls:
             cut = at + self._marks.num_before_json
             given, rest = given + rest[at:cut], rest[cut:]
             self._call = _Call(self._marks)
-        delta = self._text.push("", allow_stop=allow_stop, is_last=is_last)
+        delta = self._text.push("", is_last=is_last)
         return TextDelta(given + delta.text, delta.is_stopped)
 
-    def _around(self, text: str, *, allow_stop: bool, is_last: bool) -> TextDelta:
-        """Take text that is in no call."""
-        blank = ""
+    def _around(self, text: str, *, num_exempt: int, is_last: bool) -> TextDelta:
+        """Take text that is in no call; no stop string ends in its first num_exempt characters."""
         if self._is_after_call:
             num_blank = len(text) - len(text.lstrip())
-            blank, text = self._text.push(text[:num_blank], allow_stop=False).text, text[num_blank:]
-            self._is_after_call = not text
-        delta = self._text.push(text, allow_stop=allow_stop, is_last=is_last)
-        return TextDelta(blank + delta.text, delta.is_stopped)
+            num_exempt = max(num_exempt, num_blank)
+            self._is_after_call = num_blank == len(text)
+        exempt = self._text.push(text[:num_exempt], allow_stop=False).text
+        delta = self._text.push(text[num_exempt:], is_last=is_last)
+        return TextDelta(exempt + delta.text, delta.is_stopped)
 
 
 class _Call:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixrt.text import Detokenizer
+from radixrt.text.stopping import StopStrings, StopStringsAroundCalls
 from radixrt.text.tool_forms import PLAIN_FORMS, ToolForm
 from tests.support.tokenizers import byte_tokenizer
 from tests.support.tool_models import TEMPLATES, tool_tokenizer
@@ -35,14 +36,12 @@ def stopped(parts, stop):
     """Cut an answer of (text, the calls behind it) at the first stop string in its text."""
     found, is_after_call = "", False
     for text, calls in parts:
-        blank = text[: len(text) - len(text.lstrip())] if is_after_call else ""
-        kept = text
-        for end in range(len(blank) + 1, len(text) + 1):
-            if (cut := cut_at_stop(text[:end], tuple(s for s in stop if text[:end].endswith(s)))) != text[
-                :end
-            ]:
+        num_blank = len(text) - len(text.lstrip()) if is_after_call else 0
+        for end in range(num_blank + 1, len(text) + 1):
+            cut = cut_at_stop(text[:end], tuple(item for item in stop if text[:end].endswith(item)))
+            if cut != text[:end]:
                 return found + cut
-        found += kept + calls
+        found += text + calls
         is_after_call = is_after_call or bool(calls)
     return found
 
@@ -68,6 +67,16 @@ def test_stop_strings_end_the_text_around_calls_and_cut_none(name, answer, last,
         detokenizer = Detokenizer(TOKENIZER, stop=stop, call_marks=form.marks)
         deltas = [detokenizer.push(ids[start:end]) for start, end in itertools.pairwise(edges)]
         assert "".join(delta.text for delta in deltas) + detokenizer.finish() == wanted
+
+
+@pytest.mark.parametrize("name", FORMS)
+@given(st.lists(TEXTS, max_size=6), st.integers(0, 6), STOPS)
+def test_a_text_without_calls_ends_as_one_that_can_have_none(name, texts, num_early, stop):
+    found = []
+    for stops in (StopStrings(stop), StopStringsAroundCalls(stop, FORMS[name].marks)):
+        deltas = [stops.push(text, allow_stop=at >= num_early) for at, text in enumerate(texts)]
+        found.append("".join(delta.text for delta in [*deltas, stops.push("", is_last=True)]))
+    assert found[0] == found[1]
 
 
 def test_a_call_is_given_as_it_is_written():
