@@ -160,6 +160,14 @@ def test_padding_is_neither_read_nor_drawn(draw):
     assert max(drawn[0]) == 49
 
 
+def test_a_vocabulary_that_grows_is_drawn_from_alike(tmp_path):
+    """By less than the room for weights is rounded up to: what is counted by token has no such slack."""
+    draws = {"own": NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native)}
+    for size in (200_001, 200_008):
+        rows = [row_of(0.5, output=[size - 1] * count, repetition_penalty=1.7) for count in (1, 2, 3)]
+        assert_drawn(draws, [logits_of("normal", size, size)] * len(rows), rows)
+
+
 def test_tokens_past_the_vocabulary_are_passed_over(draw):
     """A prompt may hold ids that no token is drawn with."""
     logits = torch.tensor([1.0, 2.0, 3.0])

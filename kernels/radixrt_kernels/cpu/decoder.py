@@ -78,7 +78,7 @@ class StepOutputs(NamedTuple):
 
     Attributes:
         logits: [S, V] float32; None where they were not wanted.
-        token_ids: the likeliest token that can be drawn; of equal ones the first, where none can be 0.
+        token_ids: the likeliest token that can be drawn, of equal ones the first; 0 where none can be.
         largest: its logit; no number where any of them is none; -inf where no token can be drawn.
     """
 

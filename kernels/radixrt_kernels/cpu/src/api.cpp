@@ -178,7 +178,7 @@ int32_t rt_model_step(void* model, const Shape* shape, const Inputs* inputs, con
     return kDone;
 }
 
-// What is drawn is checked by the caller (decoder.py).
+// What is drawn is checked by the caller (draw.py).
 int32_t rt_model_draw(void* model, const Draw* draws, int64_t num_draws, int64_t num_token_ids, int64_t* token_ids,
                       float* largest) {
     try {

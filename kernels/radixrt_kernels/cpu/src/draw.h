@@ -69,16 +69,17 @@ public:
     // Ask for all room now: where several threads draw, none may find that there is no more.
     void reserve(int64_t num_columns) {
         num_columns_ = num_columns;
-        if ((int64_t)weights_.size() >= num_padded()) return;
+        if ((int64_t)counts_.size() >= num_columns) return;
         weights_.resize(num_padded());
         adjusted_.resize(num_panels() * kPanel);
-        counts_.resize(num_columns, 0);
         band_.reserve(num_columns);
         sums_.reserve(num_columns / kBlock + 1);
         likeliest_.begin(1, 1);
+        counts_.resize(num_columns, 0);  // the last: it tells that all is there
     }
 
-    // Room is reserved. Gives the token, and the largest adjusted logit; where that is not finite, no weight can be drawn: the likeliest.
+    // Room is reserved. Gives the token, and the largest adjusted logit; where that is not finite, nothing has a weight, and
+    // the token is the likeliest.
     int64_t draw(const Draw& draw, int64_t num_columns, float* largest) {
         num_columns_ = num_columns;
         columns_.choose(num_columns, draw.mask ? &draw.mask : nullptr);
