@@ -378,7 +378,7 @@ class EngineLoop:
             return
         if chunk.finish_reason is not None:
             self._scheduler.finish(update.sequence, chunk.finish_reason)
-        if chunk.usage is not None:  # the last: forgotten first, as who has an answer may ask the next question at once
+        if chunk.usage is not None:  # the last: whoever has it may ask the next question at once
             self._metrics.observe_finish(delivery.request, chunk.usage)
             self._forget(request_id)
         try:

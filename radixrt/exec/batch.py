@@ -13,6 +13,7 @@ import torch
 from radixrt.errors import GrammarDeadEnd
 from radixrt.exec.randomness import uniform
 from radixrt.model.inputs import INT32, INT64, BatchInputs
+from radixrt.model.outputs import Mask
 from radixrt.sched.plan import StepPlan
 from radixrt.sched.sequence import Sequence
 from radixrt.types import SamplingParams
@@ -37,7 +38,7 @@ class SampleRow:
 
     sequence: Sequence
     uniform: float
-    mask: np.ndarray[tuple[int], np.dtype[np.int32]] | None
+    mask: Mask | None
     banned_ids: tuple[int, ...]
     error: GrammarDeadEnd | None = None
     mask_s: float = 0.0
@@ -102,7 +103,7 @@ def build_sample_row(sequence: Sequence, vocab_size: int) -> SampleRow:
     return SampleRow(sequence, draw, mask, (), mask_s=mask_s)
 
 
-def _ban(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_ids: frozenset[int]) -> None:
+def _ban(mask: Mask, token_ids: frozenset[int]) -> None:
     """Clear bits of a mask, unless none would be left."""
     if not token_ids:
         return
@@ -130,18 +131,18 @@ def is_measured(sequence: Sequence) -> bool:
     return num_sampled < MEASURE_FIRST or num_sampled % MEASURE_EVERY == 0
 
 
-def is_allowed(mask: np.ndarray[tuple[int], np.dtype[np.int32]], token_id: int) -> bool:
+def is_allowed(mask: Mask, token_id: int) -> bool:
     """Tell whether a mask allows a token. Pure."""
     return bool(int(mask[token_id // MASK_WORD_BITS]) >> token_id % MASK_WORD_BITS & 1)
 
 
-def unpack_masks(masks: Seq[np.ndarray[tuple[int], np.dtype[np.int32]]], vocab_size: int) -> torch.Tensor:
+def unpack_masks(masks: Seq[Mask], vocab_size: int) -> torch.Tensor:
     """Give masks as [N, V] bool. Pure."""
     bits = np.unpackbits(np.stack(masks).view(np.uint8), axis=1, bitorder="little")
     return torch.from_numpy(bits[:, :vocab_size].astype(np.bool_))
 
 
-def refusals(mask: np.ndarray[tuple[int], np.dtype[np.int32]], vocab_size: int) -> torch.Tensor:
+def refusals(mask: Mask, vocab_size: int) -> torch.Tensor:
     """Give a mask as [V] float32 to add to logits: 0 where a token is allowed, -inf elsewhere. Pure.
 
     Made by arithmetic on bits: choosing by a condition takes ten times as long where allowed tokens lie scattered.

@@ -11,12 +11,10 @@ import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
 from radixrt.exec.batch import SampleRow, is_allowed, is_measured, unpack_masks
-from radixrt.exec.draw import Draw, Found, changes_logits, draw_rows
+from radixrt.exec.draw import NEGATIVE_INFINITY, Draw, Found, changes_logits, draw_rows
 from radixrt.model.outputs import likeliest
 from radixrt.sched.sequence import Sequence
 from radixrt.types import TokenLogprob
-
-NEGATIVE_INFINITY = float("-inf")
 
 
 def wants_logits(sequence: Sequence) -> bool:

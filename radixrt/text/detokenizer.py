@@ -13,7 +13,8 @@ from radixrt.types import CallMarks
 class Detokenizer:
     """The text of one sequence so far; owned by the sequence.
 
-    Never gives half a character nor any part of a stop string, see StopStrings.
+    Never gives half a character, nor any part of the stop string that ends the text: see StopStrings, and with `call_marks`
+    StopStringsAroundCalls.
 
     Invariant: the texts of all deltas and of `finish` == decode(all ids), cut before that stop string, for every
     way to cut the ids into pushes; `shown_ids` decode to their names instead of to nothing.
