@@ -69,7 +69,7 @@ def test_leaving_a_stream_aborts_its_request(engine):
 
 def test_abort_tells_the_reader(engine):
     inbox = queue.Queue()
-    with held_up(engine, step=3) as is_there:
+    with held_up(engine) as is_there:
         ticket = engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
         wait_until(is_there.is_set)
         ticket.abort()
@@ -310,7 +310,7 @@ def test_constraint_that_meets_min_tokens_still_ends_complete(engine):
 def test_broken_invariant_stops_the_engine_and_tells_everyone(folder):
     engine = Engine(folder, dtype="float32", checks="step", num_pages=200, threads=1)
     inbox = queue.Queue()
-    with held_up(engine, step=3) as is_there:
+    with held_up(engine) as is_there:
         engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
         wait_until(is_there.is_set)
         engine._cache.pool.refs[150] += 1  # a reference that nobody owns
@@ -324,7 +324,7 @@ def test_close_tells_those_who_wait_and_refuses_newcomers(folder):
     threads = NewThreads()
     engine = Engine(folder, dtype="float32", num_pages=200, threads=1)
     inbox = queue.Queue()
-    with held_up(engine, step=3) as is_there:
+    with held_up(engine) as is_there:
         engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
         wait_until(is_there.is_set)
         closing = threading.Thread(target=engine.close)
@@ -347,7 +347,7 @@ def test_every_waiter_is_told_even_when_the_owners_are_broken(folder):
     def dying(item):
         raise SystemExit
 
-    with held_up(engine, step=3) as is_there:
+    with held_up(engine) as is_there:
         for inbox in inboxes:
             engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put)
         engine.submit(GenerateRequest((4, 5), LONG), dying)
@@ -431,7 +431,7 @@ def test_interrupted_batch_aborts_all_its_requests(engine):
     main_thread = threading.get_ident()
     original = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with held_up(engine, step=3):
+        with held_up(engine):
             interrupting = act_once(waits, lambda: os.kill(os.getpid(), signal.SIGUSR1))
             with pytest.raises(Interrupt):
                 engine.generate(["a", "b", "c", "d"], LONG)
@@ -453,7 +453,7 @@ def test_stop_string_inside_a_forced_run_respects_min_tokens(engine):
 def test_full_queue_refuses_one_more(folder):
     with Engine(folder, dtype="float32", num_pages=200, threads=1, max_waiting=1, max_running=1) as engine:
         inbox = queue.Queue()
-        with held_up(engine, step=3):
+        with held_up(engine):
             tickets = [engine.submit(GenerateRequest((1, 2, 3), LONG), inbox.put) for _ in range(2)]
             with pytest.raises(QueueFull):
                 engine.generate("hello")
@@ -512,7 +512,7 @@ def test_async_generate_stream_and_cancellation(engine):
         assert "".join(chunk.text for chunk in chunks) == whole.text
         assert len(other.token_ids) == 5
         task = asyncio.create_task(client.generate("hello", LONG))
-        with held_up(engine, step=3) as is_there:
+        with held_up(engine) as is_there:
             await asyncio.to_thread(wait_until, is_there.is_set)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

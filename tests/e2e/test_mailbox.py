@@ -180,7 +180,7 @@ def test_whoever_reads_is_told_when_the_engine_ends(folder, monkeypatch, end):
     async def main():
         reading = [asyncio.create_task(streamed(engine, f"prompt {index}", LONG)) for index in range(4)]
         waiting = [asyncio.create_task(AsyncEngine(engine).generate("hello", LONG)) for _ in range(2)]
-        with held_up(engine, step=3) as is_there:
+        with held_up(engine) as is_there:
             await asyncio.to_thread(wait_until, is_there.is_set)
             if end == "closed":
                 closing = asyncio.ensure_future(asyncio.to_thread(engine.close))
@@ -205,7 +205,7 @@ def test_tokens_do_not_wait_for_a_further_step(engine):
     async def main():
         stream = AsyncEngine(engine).stream("hello", SHORT)
         async with asyncio.timeout(HANG_S):
-            with held_up(engine, step=3) as is_there:
+            with held_up(engine) as is_there:
                 found = [await anext(stream) for _ in range(2)]
                 await asyncio.to_thread(wait_until, is_there.is_set)
             return found + [chunk async for chunk in stream]
@@ -217,7 +217,7 @@ def test_tokens_do_not_wait_for_a_further_step(engine):
 def test_an_abort_between_steps_tells_its_reader_at_once(engine):
     async def main():
         reader = Reader(engine.mailbox())
-        with held_up(engine, step=3):
+        with held_up(engine):
             ticket = engine.submit(engine.request("hello", LONG), reader.post)
             await reader.next()
             ticket.abort()

@@ -65,9 +65,8 @@ def test_after_the_programs_deadline_every_call_fails_at_its_line():
 
     backend = ScriptedBackend(delay_s=30)
     started = time.monotonic()
-    outcomes = (
-        many.with_options(backend=backend, timeout_s=1).run().value
-    )  # so long may all three take to begin
+    # So long may all three take to begin.
+    outcomes = many.with_options(backend=backend, timeout_s=1).run().value
     assert time.monotonic() - started < 25
     assert all(isinstance(outcome, Err) for outcome in outcomes)
     assert all(isinstance(outcome.error.__cause__, DeadlineExceeded) for outcome in outcomes)

@@ -18,6 +18,7 @@ from radixrt.config import ServerConfig
 from radixrt.server import create_app
 from radixrt.server.serve import uvicorn_config
 from tests.support.servers import events
+from tests.support.threads import wait_until
 
 LONG_S = 120  # against hangs; a busy machine takes its time to fill a connection
 HEAD = "Host: x\r\nContent-Type: application/json\r\n"
@@ -39,13 +40,6 @@ def listening(engine, **options):
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -104,10 +98,10 @@ def test_who_does_not_read_the_answer_is_cut_off(engine, path, body):
     raw = json.dumps(body).encode()
     with listening(engine) as (port, server, service), connected(port, receive_bytes=2048) as client:
         client.sendall(f"POST {path} HTTP/1.1\r\n{HEAD}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
-        wait_for(lambda: server.server_state.connections)
-        wait_for(lambda: not server.server_state.connections)
-        wait_for(lambda: service.load.num_open == 0)
-        wait_for(lambda: engine.stats().num_running == 0)
+        wait_until(lambda: server.server_state.connections)
+        wait_until(lambda: not server.server_state.connections)
+        wait_until(lambda: service.load.num_open == 0)
+        wait_until(lambda: engine.stats().num_running == 0)
 
 
 def test_a_slow_reader_gets_all(engine):
@@ -186,12 +180,12 @@ def test_who_read_a_stream_to_its_end_has_not_gone_away(engine, caplog):
 def test_a_request_leaves_nothing_to_the_garbage_collector(engine):
     with listening(engine) as (port, server, service):
         read_streams(port, service, num_rounds=1)
-        wait_for(lambda: not server.server_state.connections)
+        wait_until(lambda: not server.server_state.connections)
         gc.collect()
         gc.disable()
         try:
             read_streams(port, service, num_rounds=5)
-            wait_for(lambda: not server.server_state.connections)
+            wait_until(lambda: not server.server_state.connections)
             left = [item for item in gc.get_objects() if type(item) is RequestResponseCycle]
         finally:
             gc.enable()

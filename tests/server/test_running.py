@@ -72,9 +72,8 @@ def test_a_whole_answer_wakes_the_event_loop_once(engine, monkeypatch):
 
     def launch_later(plan):
         launched_s.append(time.perf_counter())
-        if (
-            len(launched_s) == 3
-        ):  # the rest takes longer than the first token did, whatever that had to wait for
+        if len(launched_s) == 3:
+            # The rest takes longer than the first token did, whatever that had to wait for.
             time.sleep(launched_s[1] - began_s + 0.05)
         return launch(plan)
 

@@ -21,6 +21,7 @@ import pytest
 
 from radixrt.server.logs import MAX_WAITING_LINES, JsonFormatter, LogWriter
 from tests.support.servers import ROOT, events, served
+from tests.support.threads import wait_until
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "ignore_eos": True}
@@ -39,13 +40,6 @@ def ask_in_thread(url, body):
     thread = threading.Thread(target=ask)
     thread.start()
     return thread, found
-
-
-def wait_for(condition, timeout_s=30):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def value_of(name, metrics):
@@ -68,7 +62,7 @@ def unread(url, path, body):
 def test_requests_under_way_are_finished_after_sigterm(model_folder):
     with served(model_folder, *SMALL, "--drain-s", "300") as (url, process):
         asked = [ask_in_thread(url, {**LONG, "max_tokens": 150, "stream": True}) for _ in range(4)]
-        wait_for(lambda: all("begun" in found for _, found in asked))
+        wait_until(lambda: all("begun" in found for _, found in asked))
         process.send_signal(signal.SIGTERM)
         for thread, found in asked:
             thread.join(200)
@@ -82,9 +76,9 @@ def test_what_outlasts_the_drain_gets_an_error(model_folder):
             ask_in_thread(url, {**LONG, "max_tokens": 1900, "n": 8, "stream": is_stream})
             for is_stream in (True, False)
         ]
-        wait_for(lambda: "begun" in asked[0][1])
+        wait_until(lambda: "begun" in asked[0][1])
         # Both have come, and this one: whoever has not is not let in any more.
-        wait_for(lambda: value_of("http_requests_open", httpx2.get(f"{url}/metrics").text) == 3)
+        wait_until(lambda: value_of("http_requests_open", httpx2.get(f"{url}/metrics").text) == 3)
         process.send_signal(signal.SIGTERM)
         for thread, _ in asked:
             thread.join(60)
@@ -105,7 +99,7 @@ def accepts(url):
 
 def faults_of(log):
     """Give what a server told as faults, once it has told all."""
-    wait_for(lambda: log[-1] == "")
+    wait_until(lambda: log[-1] == "")
     said = [json.loads(line) for line in log[:-1] if line.startswith("{")]
     return [line["message"] for line in said if "traceback" in line or line["level"] == "error"]
 
@@ -118,12 +112,10 @@ def test_who_reads_nothing_holds_up_no_stop_and_is_no_fault(model_folder):
         served(model_folder, *SMALL, "--body-timeout-s", "600", "--drain-s", "1", log=log) as (url, process),
         unread(url, "/tokenize", whole),
     ):
-        wait_for(lambda: any("/tokenize" in line for line in log), 120)
+        wait_until(lambda: any("/tokenize" in line for line in log))
         with unread(url, "/generate", {**stream, "ignore_eos": True}):
             # Each sample begins with 1 MB, more than a connection takes: its task waits there, and not for the engine.
-            wait_for(
-                lambda: value_of("engine_step_tokens_total", httpx2.get(f"{url}/metrics").text) > 2200, 120
-            )
+            wait_until(lambda: value_of("engine_step_tokens_total", httpx2.get(f"{url}/metrics").text) > 2200)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 0
             assert faults_of(log) == []
@@ -136,9 +128,9 @@ def test_a_second_sigint_cuts_off_streams_under_way_which_is_no_fault(model_fold
         served(model_folder, *SMALL, "--drain-s", "300", log=log) as (url, process),
         unread(url, CHAT, {**LONG, "max_tokens": 1900, "n": 8, "stream": True}),
     ):
-        wait_for(lambda: value_of("engine_step_tokens_total", httpx2.get(f"{url}/metrics").text) > 100)
+        wait_until(lambda: value_of("engine_step_tokens_total", httpx2.get(f"{url}/metrics").text) > 100)
         process.send_signal(signal.SIGINT)
-        wait_for(lambda: not accepts(url))
+        wait_until(lambda: not accepts(url))
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
         assert faults_of(log) == []
@@ -163,7 +155,7 @@ def test_a_closed_connection_ends_its_request(model_folder):
 def test_health_answers_while_the_engine_works(model_folder):
     with served(model_folder, *SMALL) as (url, _), httpx2.Client(timeout=60) as http:
         asked = [ask_in_thread(url, {**LONG, "max_tokens": 300, "n": 4, "stream": True}) for _ in range(4)]
-        wait_for(lambda: all("begun" in found for _, found in asked))
+        wait_until(lambda: all("begun" in found for _, found in asked))
         times = []
         for _ in range(50):
             started = time.monotonic()
@@ -310,7 +302,7 @@ def test_a_stream_that_fails_for_a_while_gets_the_lines_that_follow(capsys):
         writer.emit(logging.LogRecord("radixrt", logging.INFO, "", 0, message, None, None))
 
     emit("lost")
-    wait_for(lambda: "no space left" in capsys.readouterr().err)
+    wait_until(lambda: "no space left" in capsys.readouterr().err)
     stream.is_full = False
     emit("written")
     writer.finish(timeout_s=30)

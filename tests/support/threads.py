@@ -4,7 +4,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-HANG_S = 60  # a ceiling against hangs; nothing takes so long
+HANG_S = 120  # a ceiling against hangs; nothing takes so long
 
 
 def wait_until(condition):
@@ -43,16 +43,18 @@ def begin_together(engine, num_sequences):
 
 
 @contextmanager
-def held_up(engine, *, step):
-    """Hold an engine's thread before it launches its n-th step from here on, until the block ends: what runs stays
-    under way. Gives an event that tells when it is there."""
+def held_up(engine):
+    """Hold an engine's thread before it launches its third step from here on, until the block ends.
+
+    What runs stays under way, some of it told already. Gives an event that tells when the thread is there.
+    """
     runner, launch, num_steps = engine._runner, engine._runner.launch, 0
     is_there, goes_on = threading.Event(), threading.Event()
 
     def launch_later(plan):
         nonlocal num_steps
         num_steps += 1
-        if num_steps == step:
+        if num_steps == 3:
             is_there.set()
             assert goes_on.wait(HANG_S)
         return launch(plan)
