@@ -65,10 +65,11 @@ class Delivery:
         index = sequence.sample_index
         text, is_stopped = self._detokenize(sequence, update.token_ids)
         reason = update.finish_reason
+        if reason is not None:
+            rest = self._detokenizers[index].finish()
+            text, is_stopped = text + rest.text, rest.is_stopped
         if is_stopped:
             reason = FinishReason.STOP
-        elif reason is not None:
-            text += self._detokenizers[index].finish()
         if reason is not None:
             self._num_open -= 1
         self._num_characters[index] += len(text)

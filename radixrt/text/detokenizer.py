@@ -46,10 +46,10 @@ class Detokenizer:
         self._allow_stop = allow_stop
         return self._stops.push(self._decoder.decode(self._bytes(token_ids)), allow_stop=allow_stop)
 
-    def finish(self) -> str:
+    def finish(self) -> TextDelta:
         """Give what is held back; broken UTF-8 becomes U+FFFD."""
         rest = self._decoder.decode(b"", final=True)
-        return self._stops.push(rest, allow_stop=self._allow_stop, is_last=True).text
+        return self._stops.push(rest, allow_stop=self._allow_stop, is_last=True)
 
     def text_ends(self, token_ids: Sequence[int], places: Sequence[int]) -> list[int]:
         """Give how many characters the first `place` ids complete, for each place in ascending order. Pure."""

@@ -29,6 +29,7 @@ from radixrt import (
     RequestAborted,
     SamplingParams,
 )
+from radixrt.text.tool_forms import PLAIN_FORMS
 from tests.support.engines import tiny_engine
 from tests.support.threads import NewThreads, act_once, held_up, wait_until
 
@@ -489,6 +490,16 @@ def test_an_error_on_the_way_to_text_reaches_the_reader(engine, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             engine.generate("hello", SHORT)
     assert len(engine.generate("hello", SHORT).token_ids) == 5
+
+
+@pytest.mark.parametrize("marks", [None, PLAIN_FORMS["hermes"].marks])
+def test_a_stop_string_that_comes_with_the_last_token_is_why_the_text_ends(engine, marks):
+    """Also if it might have begun a call."""
+    sampling = SamplingParams(max_tokens=1, temperature=0, logit_bias={ord("<"): 100.0}, stop=("<",))
+    inbox = queue.Queue()
+    engine.submit(GenerateRequest((1, 2, 3), sampling, call_marks=marks), inbox.put)
+    [chunk] = read(inbox)
+    assert (chunk.text, chunk.finish_reason) == ("", FinishReason.STOP)
 
 
 def test_a_bug_between_an_answer_and_its_reader_is_told(folder, monkeypatch):

@@ -86,7 +86,7 @@ def written_at_random(name, plan, rng, max_tokens):
         assert matcher.accept(token_id)
         ids.append(token_id)
     detokenizer = Detokenizer(tokenizer, shown_ids=plan.form.shown_ids)
-    return detokenizer.push(ids).text + detokenizer.finish()
+    return detokenizer.push(ids).text + detokenizer.finish().text
 
 
 def joined(deltas):

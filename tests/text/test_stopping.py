@@ -66,7 +66,7 @@ def test_stop_strings_end_the_text_around_calls_and_cut_none(name, answer, last,
     for edges in ([0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)], range(len(ids) + 1)):
         detokenizer = Detokenizer(TOKENIZER, stop=stop, call_marks=form.marks)
         deltas = [detokenizer.push(ids[start:end]) for start, end in itertools.pairwise(edges)]
-        assert "".join(delta.text for delta in deltas) + detokenizer.finish() == wanted
+        assert "".join(delta.text for delta in deltas) + detokenizer.finish().text == wanted
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -91,13 +91,13 @@ def test_a_call_that_is_cut_off_is_given_as_far_as_it_came():
     text = '<tool_call>\n{"name": "f", "arguments": {"a": "b'
     detokenizer = Detokenizer(TOKENIZER, stop=("x", "bc"), call_marks=PLAIN_FORMS["hermes"].marks)
     assert detokenizer.push(list(text.encode())).text == text
-    assert detokenizer.finish() == ""
+    assert detokenizer.finish().text == ""
 
 
 def test_what_might_have_begun_a_call_is_text_at_the_end():
     marks = PLAIN_FORMS["hermes"].marks
     detokenizer = Detokenizer(TOKENIZER, stop=("<tool",), call_marks=marks)
     assert detokenizer.push(list(b"a<tool_c")).text == "a"
-    assert detokenizer.finish() == ""
+    assert detokenizer.finish().text == ""
     other = Detokenizer(TOKENIZER, stop=("x",), call_marks=marks)
-    assert other.push(list(b"a<tool_c")).text + other.finish() == "a<tool_c"
+    assert other.push(list(b"a<tool_c")).text + other.finish().text == "a<tool_c"
