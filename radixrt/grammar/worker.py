@@ -249,8 +249,10 @@ class CompileWorker:
         end = _End(-signal.SIGKILL, b"", was_ready=False)
         for _ in range(2):
             self._start()
-            if not self._is_awake():
-                end = self._ended()  # a Ctrl-C for its group, or a lack of memory: it may pass
+            word = READY if self._is_ready else self._first_word()
+            self._is_ready = word == READY
+            if not self._is_ready:  # a Ctrl-C for its group, or a lack of memory: it may pass
+                end = self._ended(is_late=word is None)
                 continue
             is_new = self._is_new
             try:
@@ -279,7 +281,7 @@ class CompileWorker:
             return b""
         return _read_line(process, self._wall_s)
 
-    def _ended(self, *, is_late: bool = False) -> _End:
+    def _ended(self, *, is_late: bool) -> _End:
         """Give how the process ended; end it if it goes on, as one that is late does."""
         process, words = self._process, self._words
         assert process is not None
@@ -308,11 +310,10 @@ class CompileWorker:
         )
         self._end = weakref.finalize(self, _kill, process, self._words, os.getpid())
 
-    def _is_awake(self) -> bool:
-        """Wait until the process is ready; False if it ends instead, or takes too long."""
+    def _first_word(self) -> bytes | None:
+        """Give READY once the process is, b"" if it ends instead, None if it takes too long."""
         assert self._process is not None
-        self._is_ready = self._is_ready or _read_line(self._process, _MAX_START_S) == READY
-        return self._is_ready
+        return _read_line(self._process, _MAX_START_S)
 
     def _stop(self) -> None:
         self._process, self._words, self._is_ready, self._is_new = None, None, False, True

@@ -335,6 +335,21 @@ def test_a_worker_that_never_starts_is_told_as_an_accident_and_may_start_later(
     assert worker.prepare(FINE).grammar
 
 
+def test_a_worker_that_takes_too_long_to_start_is_not_waited_for_once_more(
+    worker: CompileWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeper.chmod(0o700)
+    monkeypatch.setattr("radixrt.grammar.worker.sys.executable", str(sleeper))
+    monkeypatch.setattr("radixrt.grammar.worker._MAX_START_S", 0.1)
+    monkeypatch.setattr("radixrt.grammar.worker._MAX_END_S", 30.0)
+    started_s = time.monotonic()
+    with pytest.raises(EngineError, match="does not start"):
+        worker.prepare(FINE)
+    assert time.monotonic() - started_s < 30
+
+
 def test_a_closed_worker_answers_nobody_and_starts_nothing() -> None:
     worker = CompileWorker(CONFIG, max_ms=CONFIG.max_grammar_compile_ms)
     worker.prepare(FINE)
