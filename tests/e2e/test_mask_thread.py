@@ -122,12 +122,14 @@ def test_every_row_gets_its_own_mask(engine):
 def test_greedy_rows_under_masks_need_no_logits(tmp_path, monkeypatch, dtype):
     """But for those whose removed probability is measured; and with them they get the same tokens."""
     greedy = SamplingParams(max_tokens=40, temperature=0, grammar=GRAMMAR)
-    params = [greedy, greedy, SamplingParams(max_tokens=30, temperature=0, ignore_eos=True), greedy]
+    scored = SamplingParams(max_tokens=40, temperature=0, grammar=GRAMMAR, prompt_logprobs=1)
+    params = [greedy, scored, SamplingParams(max_tokens=30, temperature=0, ignore_eos=True), greedy]
     prompts = ["x", "yes", "z", "zero"]
 
     def generate(engine):
+        before = engine.stats().grammar.num_masks
         outputs = engine.generate(prompts, params)
-        return [output.token_ids for output in outputs]
+        return [output.token_ids for output in outputs], engine.stats().grammar.num_masks - before
 
     with Engine(tiny_model("llama", tmp_path / "tiny"), dtype=dtype, threads=2) as engine:
         predict, predicted = engine._runner.model.predict, []
@@ -145,6 +147,7 @@ def test_greedy_rows_under_masks_need_no_logits(tmp_path, monkeypatch, dtype):
             patch.setattr(sampler, "wants_logits", lambda sequence: True)
             assert generate(engine) == found
         assert predicted[-1].logits is not None
+        assert found[1] > 20  # every mask counts
 
 
 def test_a_closed_engine_leaves_no_thread(tmp_path):

@@ -23,8 +23,8 @@ from tests.support.variants import VARIANT_NAMES
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 
-VOCAB_SIZE = 1357  # the last panel is not full
-COUNTS = (1, 40)  # rows of a step
+VOCAB_SIZE = 3021  # the last panel is not full; of fewer panels too many stay open, and searches end
+COUNTS = (40, 1)  # rows of a step
 
 
 def draw(*shape, seed=1):
