@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -205,24 +206,31 @@ def test_control_c_ends_a_run_at_once_and_aborts_its_calls():
     assert (backend.aborted, backend.running) == (1, 0)
 
 
+@contextmanager
+def interrupts():
+    """Give what presses Ctrl-C in this thread: a signal of its own, as others may wait for SIGINT."""
+    thread = threading.get_ident()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        yield lambda: signal.pthread_kill(thread, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_control_c_ends_a_run_inside_someone_elses_loop():
     backend = ScriptedBackend(delay_s=60)
 
     async def notebook():
         three.with_options(backend=backend).run()
 
-    main_thread = threading.get_ident()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    pressing = act_once(lambda: backend.running, lambda: signal.pthread_kill(main_thread, signal.SIGUSR1))
-    try:
+    with interrupts() as press:
+        pressing = act_once(lambda: backend.running, press)
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(notebook())
-    finally:
-        signal.signal(signal.SIGUSR1, before)
         pressing.join()
     assert (backend.aborted, backend.running) == (1, 0)
 
@@ -238,22 +246,15 @@ def test_control_c_ends_a_run_that_has_not_yet_begun():
     async def notebook():
         block_on(start)
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    def press():
-        signal.pthread_kill(main_thread, signal.SIGUSR1)
+    def press_early():
+        press()
         time.sleep(0.2)  # the interrupt is taken while nothing runs that could be cancelled
         goes_on.set()
 
-    main_thread = threading.get_ident()
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    pressing = act_once(has_come.is_set, press)
-    try:
+    with interrupts() as press:
+        pressing = act_once(has_come.is_set, press_early)
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(notebook())
-    finally:
-        signal.signal(signal.SIGUSR1, before)
         pressing.join()
 
 
