@@ -50,6 +50,7 @@ class Variant:
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _AVX512_BF16 = (*_AVX512, "avx512_bf16", "avx512_vnni")
+_AVX512_FP16 = (*_AVX512_BF16, "avx512_fp16")
 
 
 def _variant(name: str, features: Sequence[str]) -> Variant:
@@ -65,6 +66,7 @@ def _emulated(name: str, features: Sequence[str]) -> Variant:
 # Fastest first.
 VARIANTS = (
     _variant("amx_bf16", (*_AVX512_BF16, "amx_tile", "amx_bf16")),
+    _variant("avx512_fp16", _AVX512_FP16),
     _variant("avx512_bf16", _AVX512_BF16),
     _variant("avx512", _AVX512),
     _variant("avx2", _AVX2),
