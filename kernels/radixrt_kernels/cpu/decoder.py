@@ -232,21 +232,21 @@ class CpuDecoder:
     ) -> CWeights:
         """Pack every matrix into one buffer, in the order in which a step reads them."""
         matrices = [
-            (matrix, matrix is layer.gate_up)
+            (matrix, {"is_paired": matrix is layer.gate_up})
             for layer in layers
             for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
         ]
-        matrices.append((head, False))
+        matrices.append((head, {"is_layer": False}))
         if embedding is not head:
-            matrices.append((embedding, False))
-        counts = [self.library.packed_words(matrix, is_paired=is_paired) for matrix, is_paired in matrices]
+            matrices.append((embedding, {"is_layer": False}))
+        counts = [self.library.packed_words(matrix, **kind) for matrix, kind in matrices]
         buffer = allocate(sum(counts))
         self._kept.append(buffer)
         packed = torch.split(buffer, counts)
-        for (matrix, is_paired), target in zip(matrices, packed, strict=True):
+        for (matrix, kind), target in zip(matrices, packed, strict=True):
             if matrix.dtype != self.dtype:
                 raise ValueError(f"all weights must have the same type, got {matrix.dtype} and {self.dtype}")
-            self.library.pack(matrix, target, is_paired=is_paired)
+            self.library.pack(matrix, target, **kind)
         addresses = [target.data_ptr() for target in packed]
         table = (CLayer * len(layers))(
             *(self._layer(layer, addresses[4 * i : 4 * i + 4]) for i, layer in enumerate(layers))

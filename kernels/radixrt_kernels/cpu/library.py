@@ -119,8 +119,8 @@ class CStore(Structure):
 SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "rt_has_tiles": (c_int32, ()),
     "rt_prepare": (c_int32, ()),
-    "rt_packed_words": (c_int64, (c_int64, c_int64, c_int32, c_int32)),
-    "rt_pack": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32, c_void_p)),
+    "rt_packed_words": (c_int64, (c_int64, c_int64, c_int32, c_int32, c_int32)),
+    "rt_pack": (None, (c_void_p, c_int64, c_int64, c_int32, c_int32, c_int32, c_void_p)),
     "rt_rough_size": (None, (c_int64, c_int64, POINTER(c_int64), POINTER(c_int64))),
     "rt_pack_rough": (None, (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p)),
     "rt_team_create": (c_void_p, (c_int32,)),
@@ -180,32 +180,35 @@ class Library:
             raise BuildError(REFUSAL_TEXTS[status])
         check_status(status)
 
-    def packed_words(self, weight: torch.Tensor, *, is_paired: bool = False) -> int:
+    def packed_words(self, weight: torch.Tensor, *, is_paired: bool = False, is_layer: bool = True) -> int:
         """Give the 32-bit words that `pack` writes for a weight [outputs, inputs]."""
-        num_outputs, num_inputs = weight.shape
-        words: int = self.functions.rt_packed_words(num_outputs, num_inputs, is_bfloat16(weight), is_paired)
+        kind = (is_bfloat16(weight), is_paired, is_layer)
+        words: int = self.functions.rt_packed_words(*weight.shape, *kind)
         return words
 
-    def pack(self, weight: torch.Tensor, target: torch.Tensor, *, is_paired: bool = False) -> None:
+    def pack(
+        self, weight: torch.Tensor, target: torch.Tensor, *, is_paired: bool = False, is_layer: bool = True
+    ) -> None:
         """Write a weight as panels of 32 outputs (layout: src/tile.h).
 
         Args:
             weight: [outputs, inputs] float32, or bfloat16 with an even number of inputs; contiguous.
             target: [packed_words] int32, contiguous.
             is_paired: the weight stacks two matrices whose outputs are needed side by side.
+            is_layer: a matrix of a layer, not the head or the embedding, which keep their type on every CPU.
         Changes: target.
         """
-        num_outputs, num_inputs = weight.shape
-        if num_inputs * weight.dtype.itemsize % 4:
-            raise ValueError(f"a bfloat16 weight must have an even number of inputs, got {num_inputs}")
-        if target.numel() != self.packed_words(weight, is_paired=is_paired):
-            raise ValueError(f"target must have {self.packed_words(weight, is_paired=is_paired)} words")
+        num_words = self.packed_words(weight, is_paired=is_paired, is_layer=is_layer)
+        if weight.shape[1] * weight.dtype.itemsize % 4:
+            raise ValueError(f"a bfloat16 weight must have an even number of inputs, got {weight.shape[1]}")
+        if target.numel() != num_words:
+            raise ValueError(f"target must have {num_words} words")
         self.functions.rt_pack(
             pointer(weight, "weight", weight.dtype, tuple(weight.shape)),
-            num_outputs,
-            num_inputs,
+            *weight.shape,
             is_bfloat16(weight),
             is_paired,
+            is_layer,
             pointer(target, "target", torch.int32, tuple(target.shape)),
         )
 

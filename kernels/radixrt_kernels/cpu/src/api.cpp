@@ -99,20 +99,26 @@ int32_t rt_prepare() {
     return kDone;
 }
 
-// Words of a packed weight: see pack_weight.
-int64_t rt_packed_words(int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired) {
+// Words of a packed weight: see pack_weight. is_layer: of a layer, whose panels may be in another type (half_product.h).
+int64_t rt_packed_words(int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired,
+                        int32_t is_layer) {
     constexpr int kHalf = kPanel / 2;
     int64_t num_panels = paired ? (num_outputs / 2 + kHalf - 1) / kHalf : (num_outputs + kPanel - 1) / kPanel;
-    return num_panels * kPanel * (is_bfloat16 ? num_inputs / 2 : num_inputs);
+    int64_t num_steps = is_bfloat16 ? num_inputs / 2 : num_inputs;
+#if defined(RADIXRT_HAS_HALVES)
+    if (is_bfloat16 && is_layer) return num_panels * half_panel_words(num_steps);
+#endif
+    return num_panels * kPanel * num_steps;
 }
 
 void rt_pack(const void* weight, int64_t num_outputs, int64_t num_inputs, int32_t is_bfloat16, int32_t paired,
-             uint32_t* panels) {
-    if (is_bfloat16) {
-        pack_weight(static_cast<const BFloat16*>(weight), num_outputs, num_inputs, paired, panels);
-    } else {
-        pack_weight(static_cast<const float*>(weight), num_outputs, num_inputs, paired, panels);
-    }
+             int32_t is_layer, uint32_t* panels) {
+    if (!is_bfloat16) return pack_weight(static_cast<const float*>(weight), num_outputs, num_inputs, paired, panels);
+    const BFloat16* source = static_cast<const BFloat16*>(weight);
+#if defined(RADIXRT_HAS_HALVES)
+    if (is_layer) return pack_halves(source, num_outputs, num_inputs, paired, panels);
+#endif
+    pack_weight(source, num_outputs, num_inputs, paired, panels);
 }
 
 // Words and bytes of bounds of a rough weight (rough.h); 0 words: this build has none, or none with so many inputs.

@@ -51,17 +51,17 @@ public:
     // [rows, num_panels * kPanel]
     std::vector<float> multiply(int64_t first_row, int64_t num_rows) const {
         Team team(1);
-        TileUnit unit;
+        ProductRoom room;
         int64_t num_steps = num_inputs_ / 2, width = num_panels_ * kPanel;
         std::vector<float> found(num_rows * width);
-        multiply_all<BFloat16>(team, 0, unit, reinterpret_cast<const Word*>(&narrow_rows_[first_row * num_inputs_]),
+        multiply_all<BFloat16>(team, 0, room, reinterpret_cast<const Word*>(&narrow_rows_[first_row * num_inputs_]),
                                num_steps, num_rows, Weight{panels_.data(), num_panels_, num_steps},
                                Target{found.data(), 4 * width, 4 * kPanel},
                                [&](int64_t row, int64_t panel, const Floats* sums) {
                                    float* target = &found[row * width + panel * kPanel];
                                    for (int v = 0; v < kPanelVectors; ++v) store(target + v * kLanes, sums[v]);
                                });
-        unit.release();
+        room.release();
         return found;
     }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "amx_product.h"
+#include "half_product.h"
 #include "pack.h"
 #include "team.h"
 
@@ -38,21 +39,47 @@ constexpr int64_t kAheadBytes = 16 << 10;
 // long run.
 constexpr int64_t kFewRows = 4;
 
+// How multiply_all_vectors multiplies rows of words with panels of the same type.
+template <class T>
+class WordProduct {
+public:
+    static int64_t panel_words(int64_t num_steps) { return num_steps * kPanel; }
+
+    WordProduct(const Word* inputs, int64_t row_stride, int64_t num_steps)
+        : inputs_(inputs), row_stride_(row_stride), num_steps_(num_steps) {}
+
+    void take(int64_t first_row, int64_t) { block_ = inputs_ + first_row * row_stride_; }
+
+    // Rows [first, first + kRows) of those that were taken.
+    template <int kRows, class Each>
+    void multiply(int64_t first, const Word* panel, Floats (&sums)[kRows][kPanelVectors], Each&& each_step) const {
+        radixrt::multiply<T, kRows>(block_ + first * row_stride_, row_stride_, panel, kPanel, num_steps_, sums,
+                                    each_step);
+    }
+
+private:
+    const Word* const inputs_;
+    const int64_t row_stride_, num_steps_;
+    const Word* block_ = nullptr;
+};
+
 // multiply_all on vectors.
-template <class T, class Store>
-inline void multiply_all_vectors(Team& team, int thread, const Word* inputs, int64_t row_stride, int64_t num_rows,
-                                 const Weight& weight, const Target& target, Store&& store) {
+template <class Product, class Store>
+inline void multiply_all_vectors(Team& team, int thread, Product& product, int64_t num_rows, const Weight& weight,
+                                 const Target& target, Store&& store) {
+    const int64_t panel_words = Product::panel_words(weight.num_steps);
     int64_t block_rows = kRowBlockBytes / (4 * weight.num_steps) / kMaxTileRows * kMaxTileRows;
     block_rows = block_rows < kMaxTileRows ? kMaxTileRows : block_rows;
     int64_t num_blocks = (num_rows + block_rows - 1) / block_rows;
     team.for_each(thread, num_blocks * weight.num_panels, [&](int64_t item) {
         int64_t block = item / weight.num_panels, panel_index = item % weight.num_panels;
         int64_t first_row = num_rows * block / num_blocks, stop_row = num_rows * (block + 1) / num_blocks;
-        const Word* panel = weight.panels + panel_index * weight.num_steps * kPanel;
+        const Word* panel = weight.panels + panel_index * panel_words;
+        product.take(first_row, stop_row);
         // Panels lie one after another, and the last tile asks for the next one, two lines at each step. Asked for by
         // two tiles, half of them by each, it takes 1.08 times as long with 16 rows.
         int64_t item_rows = stop_row - first_row;
-        int64_t ahead = item_rows <= kMaxTileRows ? kAheadBytes : 4 * weight.num_steps * kPanel;
+        int64_t ahead = item_rows <= kMaxTileRows ? kAheadBytes : 4 * panel_words;
         const char* next = reinterpret_cast<const char*>(panel) + ahead;
         for_each_tile(item_rows, [&](int64_t first, auto count) {
             constexpr int kRows = decltype(count)::value;
@@ -61,11 +88,9 @@ inline void multiply_all_vectors(Team& team, int thread, const Word* inputs, int
             const int64_t lines_per_step = asks ? kStepLines : 0;
             Floats sums[kRows][kPanelVectors] = {};
             target.ask(first_row + first, kRows, panel_index);
-            multiply<T, kRows>(inputs + (first_row + first) * row_stride, row_stride, panel, kPanel, weight.num_steps,
-                               sums, [&] {
-                                   for (int64_t i = 0; i < lines_per_step; ++i, next += kLineBytes)
-                                       __builtin_prefetch(next, 0, 2);
-                               });
+            product.template multiply<kRows>(first, panel, sums, [&] {
+                for (int64_t i = 0; i < lines_per_step; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
+            });
             for (int r = 0; r < kRows; ++r) store(first_row + first + r, panel_index, sums[r]);
         });
     });
@@ -107,17 +132,39 @@ inline void multiply_all_tiles(Team& team, int thread, TileUnit& unit, const Wor
 
 #endif
 
+// What a thread keeps for its products, from one to the next.
+struct ProductRoom {
+    TileUnit unit;
+    HalfRows halves;
+
+    // At the end of a step.
+    void release() { unit.release(); }
+};
+
+template <class T>
+inline WordProduct<T> product_of(T, ProductRoom&, const Word* inputs, int64_t row_stride, int64_t num_steps) {
+    return {inputs, row_stride, num_steps};
+}
+
+#if defined(RADIXRT_HAS_HALVES)
+inline HalfProduct product_of(Half, ProductRoom& room, const Word* inputs, int64_t row_stride, int64_t num_steps) {
+    return {room.halves, inputs, row_stride, num_steps};
+}
+#endif
+
 // Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
+//   T: of the panels. Half: the inputs are bfloat16.
 //   target: what `store` will change.
 // store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
-//   unit: the calling thread's; who runs the phases releases it after the last.
+//   room: the calling thread's; who runs the phases releases it after the last.
 template <class T, class Store>
-inline void multiply_all(Team& team, int thread, TileUnit& unit, const Word* inputs, int64_t row_stride,
+inline void multiply_all(Team& team, int thread, ProductRoom& room, const Word* inputs, int64_t row_stride,
                          int64_t num_rows, const Weight& weight, const Target& target, Store&& store) {
     if constexpr (kHasTiles && std::is_same_v<T, BFloat16>) {
-        multiply_all_tiles(team, thread, unit, inputs, row_stride, num_rows, weight, target, store);
+        multiply_all_tiles(team, thread, room.unit, inputs, row_stride, num_rows, weight, target, store);
     } else {
-        multiply_all_vectors<T>(team, thread, inputs, row_stride, num_rows, weight, target, store);
+        auto product = product_of(T{}, room, inputs, row_stride, weight.num_steps);
+        multiply_all_vectors(team, thread, product, num_rows, weight, target, store);
     }
 }
 

@@ -105,18 +105,17 @@ inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, W
     }
 }
 
-// A weight [num_outputs, num_inputs], rows contiguous -> panels of 32 outputs, zeros after the last.
-// Paired: the weight stacks two matrices, and a panel holds outputs [16 p, 16 p + 16) of the first, then of the second,
-// so that one tile has a gate and its up.
-template <class T>
-inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs, bool paired, Word* panels) {
+// Call function(panel index, its 32 rows) for every panel of a weight [num_outputs, num_inputs], rows contiguous; rows of zeros
+// fill the last one. Paired: the weight stacks two matrices, and a panel holds outputs [16 p, 16 p + 16) of the first, then
+// of the second, so that one tile has a gate and its up.
+template <class T, class Function>
+inline void for_each_panel(const T* weight, int64_t num_outputs, int64_t num_inputs, bool paired, Function&& function) {
     constexpr int kHalf = kPanel / 2;
-    const std::vector<Word> zeros(num_inputs);
-    FarLines nothing;
-    int64_t num_words = num_inputs / kWordElements<T>, half = num_outputs / 2;
-    int64_t num_panels = paired ? (half + kHalf - 1) / kHalf : (num_outputs + kPanel - 1) / kPanel;
+    const std::vector<T> zeros(num_inputs);
+    const int64_t half = num_outputs / 2;
+    const int64_t num_panels = paired ? (half + kHalf - 1) / kHalf : (num_outputs + kPanel - 1) / kPanel;
     for (int64_t p = 0; p < num_panels; ++p) {
-        const Word* rows[kPanel];
+        const T* rows[kPanel];
         for (int64_t i = 0; i < kPanel; ++i) {
             int64_t output = p * kPanel + i, limit = num_outputs;
             if (paired) {
@@ -124,10 +123,21 @@ inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs
                 limit = half;
             }
             const T* row = weight + (output + (paired && i >= kHalf ? half : 0)) * num_inputs;
-            rows[i] = output < limit ? reinterpret_cast<const Word*>(row) : zeros.data();
+            rows[i] = output < limit ? row : zeros.data();
         }
-        pack_panel(rows, 0, num_words, panels + p * num_words * kPanel, nothing);
+        function(p, rows);
     }
+}
+
+template <class T>
+inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs, bool paired, Word* panels) {
+    FarLines nothing;
+    const int64_t num_words = num_inputs / kWordElements<T>;
+    for_each_panel(weight, num_outputs, num_inputs, paired, [&](int64_t p, const T* const* rows) {
+        const Word* words[kPanel];
+        for (int i = 0; i < kPanel; ++i) words[i] = reinterpret_cast<const Word*>(rows[i]);
+        pack_panel(words, 0, num_words, panels + p * num_words * kPanel, nothing);
+    });
 }
 
 // Rows of values of consecutive positions, head_dim elements each from rows[i] + at on -> steps over positions, `width`

@@ -105,7 +105,7 @@ public:
           team_(num_threads),
           scratch_(num_threads),
           rooms_(num_threads),
-          units_(num_threads) {}
+          products_(num_threads) {}
 
     bool step(const Inputs& inputs, const Store& store, const Outputs& outputs) override {
         std::lock_guard<std::mutex> guard(mutex_);
@@ -139,6 +139,10 @@ public:
     }
 
 private:
+    // Of the layers' panels. Head and embedding keep T: the head's bounds (rough.h) are of float32 sums, and rows of the
+    // embedding are read.
+    using Panel = std::conditional_t<kHasHalves && std::is_same_v<T, BFloat16>, Half, T>;
+
     // What goes on from phase to phase.
     struct Rows {
         float* hidden;  // [count, E], padded
@@ -194,7 +198,7 @@ private:
         norm(thread, weights_.final_norm, rows);
         if (inputs_.get_masks) team_.once(thread, [&] { take_masks(); });
         if (has_masks_ && (!searches_ || !search_head(thread))) project_head(thread, logits);
-        units_[thread].release();
+        products_[thread].release();
     }
 
     void take_masks() {
@@ -248,7 +252,7 @@ private:
         Weight weight{layer.qkv, panels(num_qkv()), num_steps};
         Target target{qkv_.data(), 4 * width, 4 * kPanel};
         const float* bias = layer.qkv_bias;
-        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, inputs_.batch.num_tokens, weight,
+        multiply_all<Panel>(team_, thread, products_[thread], words(normed_), num_steps, inputs_.batch.num_tokens, weight,
                         target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
@@ -286,7 +290,7 @@ private:
         int64_t num_steps = steps(num_inputs), width = round_up(shape_.hidden_size, kPanel);
         Weight weight{panel_words, panels(shape_.hidden_size), num_steps};
         Target target{rows.hidden, 4 * width, 4 * kPanel};
-        multiply_all<T>(team_, thread, units_[thread], inputs, num_steps, rows.count, weight, target,
+        multiply_all<Panel>(team_, thread, products_[thread], inputs, num_steps, rows.count, weight, target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kPanelVectors; ++v) {
                                 int64_t at = panel * kPanel + v * kLanes;
@@ -304,7 +308,7 @@ private:
         Weight weight{layer.gate_up, (size + kHalf - 1) / kHalf, num_steps};
         Target target{activated_.data(), size * (int64_t)sizeof(T), kHalf * (int64_t)sizeof(T)};
         const float* bias = layer.gate_up_bias;
-        multiply_all<T>(team_, thread, units_[thread], words(normed_), num_steps, num_rows, weight, target,
+        multiply_all<Panel>(team_, thread, products_[thread], words(normed_), num_steps, num_rows, weight, target,
                         [&](int64_t row, int64_t panel, const Floats* sums) {
                             for (int v = 0; v < kHalfVectors; ++v) {
                                 Floats gate = sums[v], up = sums[kHalfVectors + v];
@@ -323,7 +327,7 @@ private:
     void project_head(int thread, float* logits) {
         int64_t size = shape_.vocab_size;
         Target target{logits, 4 * size, logits ? 4 * kPanel : 0};
-        multiply_all<T>(team_, thread, units_[thread], words(normed_), steps(shape_.hidden_size), inputs_.num_sampled,
+        multiply_all<T>(team_, thread, products_[thread], words(normed_), steps(shape_.hidden_size), inputs_.num_sampled,
                         head(), target, [&](int64_t row, int64_t panel, const Floats* sums) {
                             likeliest_.see(thread, row, panel, columns_.lanes(row, panel), sums);
                             if (!logits) return;
@@ -349,11 +353,11 @@ private:
         const Weight exact = head(), rough{weights_.rough_head.panels, exact.num_panels, search_.num_steps()};
         team_.for_each(thread, num_rows,
                        [&](int64_t row) { search_.take_row(row, &normed_[row * shape_.hidden_size]); });
-        multiply_all_vectors<Byte>(team_, thread, search_.words(), search_.row_stride(), num_rows, rough, Target{},
-                                   [&](int64_t row, int64_t panel, const Floats* sums) {
-                                       search_.see(thread, row, panel, columns_.lanes(row, panel),
-                                                   weights_.rough_head, sums);
-                                   });
+        WordProduct<Byte> product(search_.words(), search_.row_stride(), rough.num_steps);
+        multiply_all_vectors(team_, thread, product, num_rows, rough, Target{},
+                             [&](int64_t row, int64_t panel, const Floats* sums) {
+                                 search_.see(thread, row, panel, columns_.lanes(row, panel), weights_.rough_head, sums);
+                             });
         const int64_t num_open = search_.num_open(num_rows);
         if (thread == 0) patience_.learn(2 * kDearShare * num_open <= num_rows * exact.num_panels);
         if (kDearShare * num_open > num_rows * exact.num_panels) return false;
@@ -386,7 +390,7 @@ private:
     Team team_;
     std::vector<AttentionScratch> scratch_;
     std::vector<DrawRoom> rooms_;
-    std::vector<TileUnit> units_;
+    std::vector<ProductRoom> products_;
     std::mutex mutex_;
     Inputs inputs_{};
     Store store_{};
