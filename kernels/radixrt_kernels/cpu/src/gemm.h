@@ -51,10 +51,12 @@ public:
     void take(int64_t first_row, int64_t) { block_ = inputs_ + first_row * row_stride_; }
 
     // Rows [first, first + kRows) of those that were taken.
-    template <int kRows, class Each>
-    void multiply(int64_t first, const Word* panel, Floats (&sums)[kRows][kPanelVectors], Each&& each_step) const {
+    template <int kRows>
+    void multiply(int64_t first, const Word* panel, Floats (&sums)[kRows][kPanelVectors], NextLines next) const {
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = Floats{};
         radixrt::multiply<T, kRows>(block_ + first * row_stride_, row_stride_, panel, kPanel, num_steps_, sums,
-                                    each_step);
+                                    next);
     }
 
 private:
@@ -85,12 +87,9 @@ inline void multiply_all_vectors(Team& team, int thread, Product& product, int64
             constexpr int kRows = decltype(count)::value;
             constexpr int64_t kStepLines = kPanel * sizeof(Word) / kLineBytes;
             const bool asks = first + kRows == item_rows && item_rows > kFewRows;
-            const int64_t lines_per_step = asks ? kStepLines : 0;
-            Floats sums[kRows][kPanelVectors] = {};
+            Floats sums[kRows][kPanelVectors];
             target.ask(first_row + first, kRows, panel_index);
-            product.template multiply<kRows>(first, panel, sums, [&] {
-                for (int64_t i = 0; i < lines_per_step; ++i, next += kLineBytes) __builtin_prefetch(next, 0, 2);
-            });
+            product.template multiply<kRows>(first, panel, sums, NextLines{next, asks ? kStepLines : 0});
             for (int r = 0; r < kRows; ++r) store(first_row + first + r, panel_index, sums[r]);
         });
     });

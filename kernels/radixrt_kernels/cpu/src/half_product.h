@@ -80,14 +80,15 @@ inline void pack_halves(const BFloat16* weight, int64_t num_outputs, int64_t num
     });
 }
 
-// The sums of one run of steps.
-template <int kRows, class Each>
+// The sums of one run of steps. Changes: next, which is asked for without a branch.
+template <int kRows>
 [[gnu::always_inline]] inline void multiply_run(const Word* const* base, int64_t row_stride, const Word* panel,
-                                                int64_t num_steps, HalfVector (&sums)[kRows][kPanelVectors],
-                                                Each&& each_step) {
+                                                int64_t num_steps, HalfVector* sums, const char*& next,
+                                                int64_t next_stride) {
     HalfVector run[kRows][kPanelVectors] = {};
-    for (int64_t k = 0; k < num_steps; ++k) {
-        each_step();
+    for (int64_t k = 0; k < num_steps; ++k, next += next_stride) {
+        __builtin_prefetch(next, 0, 2);
+        __builtin_prefetch(next + kLineBytes, 0, 2);
         HalfVector outputs[kPanelVectors];
 #pragma GCC unroll 2
         for (int v = 0; v < kPanelVectors; ++v) outputs[v] = as_halves(load<Words>(panel + k * kPanel + v * kLanes));
@@ -101,50 +102,65 @@ template <int kRows, class Each>
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-        for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = run[r][v];
+        for (int v = 0; v < kPanelVectors; ++v) sums[r * kPanelVectors + v] = run[r][v];
 }
 
 // Runs' sums, added pair by pair.
-inline HalfVector add_runs(const HalfVector* first, int64_t stride, int num_runs) {
-    if (num_runs == kRuns)
-        return add(add(first[0], first[stride]), add(first[2 * stride], first[3 * stride]));
-    HalfVector sum = first[0];
-    for (int i = 1; i < num_runs; ++i) sum = add(sum, first[i * stride]);
-    return sum;
+template <int kSums>
+inline HalfVector add_runs(const HalfVector (&runs)[kRuns][kSums], int i) {
+    static_assert(kRuns == 4);
+    return add(add(runs[0][i], runs[1][i]), add(runs[2][i], runs[3][i]));
 }
-static_assert(kRuns == 4);
 
-// sums[r] = the product of row r with the panel, in units of both.
-//   rows: kRows rows of num_steps words, row_stride words apart; panel: its steps. each_step: as of multiply.
-template <int kRows, class Each>
-inline void multiply_halves(const Word* rows, int64_t row_stride, const Word* panel, int64_t num_steps,
-                            Floats (&sums)[kRows][kPanelVectors], Each&& each_step) {
-    constexpr int kSums = kRows * kPanelVectors;
-    HalfVector runs[kRuns][kRows][kPanelVectors];
-    Floats totals[kSums][2] = {};  // by vector of words: its first outputs, then its last ones
-    constexpr int kGroups = (kRows + 3) / 4;
-    const Word* base[kGroups];
-    for (int g = 0; g < kGroups; ++g) base[g] = rows + 4 * g * row_stride;
-    for (int64_t k = 0; k < num_steps;) {
-        int num_runs = 0;
-        for (; num_runs < kRuns && k < num_steps; ++num_runs) {
-            const int64_t count = std::min<int64_t>(kRunSteps, num_steps - k);
-            multiply_run<kRows>(base, row_stride, panel, count, runs[num_runs], each_step);
-            for (int g = 0; g < kGroups; ++g) base[g] += count;
-            panel += count * kPanel;
-            k += count;
-        }
+// What kSums vectors of words have summed in float32: of each its first outputs, then its last ones, even and odd inputs
+// apart.
+template <int kSums>
+class HalfTotals {
+public:
+    template <bool kIsFirst>
+    void add(const HalfVector (&runs)[kRuns][kSums]) {
         for (int i = 0; i < kSums; ++i) {
-            const HalfVector sum = add_runs(&runs[0][0][0] + i, kSums, num_runs);
-            totals[i][0] += widen_low(sum);
-            totals[i][1] += widen_high(sum);
+            const HalfVector sum = add_runs(runs, i);
+            totals_[i][0] = kIsFirst ? widen_low(sum) : totals_[i][0] + widen_low(sum);
+            totals_[i][1] = kIsFirst ? widen_high(sum) : totals_[i][1] + widen_high(sum);
         }
     }
-    Words even, odd;
-    for (int i = 0; i < kLanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
-    for (int i = 0; i < kSums; ++i)
-        (&sums[0][0])[i] = __builtin_shuffle(totals[i][0], totals[i][1], even) +
-                           __builtin_shuffle(totals[i][0], totals[i][1], odd);
+
+    void write(Floats* sums) const {
+        Words even, odd;
+        for (int i = 0; i < kLanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
+        for (int i = 0; i < kSums; ++i)
+            sums[i] = __builtin_shuffle(totals_[i][0], totals_[i][1], even) +
+                      __builtin_shuffle(totals_[i][0], totals_[i][1], odd);
+    }
+
+private:
+    Floats totals_[kSums][2];
+};
+
+// sums[r] = the product of row r with the panel, in units of both.
+//   rows: kRows rows of num_steps words, row_stride words apart; panel: its steps.
+//   next: memory to ask for, two lines a step, next_stride bytes further with each; 0: the same again.
+// Not inline: what is around it would fill the registers that addresses need.
+template <int kRows>
+[[gnu::noinline]] void multiply_halves(const Word* rows, int64_t row_stride, const Word* panel, int64_t num_steps,
+                                       Floats* sums, const char* next, int64_t next_stride) {
+    constexpr int kSums = kRows * kPanelVectors, kGroups = (kRows + 3) / 4;
+    HalfVector runs[kRuns][kSums];
+    HalfTotals<kSums> totals;
+    const Word* base[kGroups];
+    for (int g = 0; g < kGroups; ++g) base[g] = rows + 4 * g * row_stride;
+    for (bool is_first = true; num_steps > 0; is_first = false) {
+        for (int i = 0; i < kRuns; ++i) {
+            const int64_t count = std::min<int64_t>(kRunSteps, num_steps);  // 0 gives zeros
+            multiply_run<kRows>(base, row_stride, panel, count, runs[i], next, next_stride);
+            for (int g = 0; g < kGroups; ++g) base[g] += count;
+            panel += count * kPanel;
+            num_steps -= count;
+        }
+        is_first ? totals.template add<true>(runs) : totals.template add<false>(runs);
+    }
+    totals.write(sums);
 }
 
 // A thread's rows in float16: those of the block that it works on.
@@ -183,10 +199,11 @@ public:
         rows_.take(inputs_, row_stride_, first_row, stop_row, num_steps_);
     }
 
-    template <int kRows, class Each>
-    void multiply(int64_t first, const Word* panel, Floats (&sums)[kRows][kPanelVectors], Each&& each_step) const {
-        multiply_halves<kRows>(rows_.words() + first * num_steps_, num_steps_, panel + kPanel, num_steps_, sums,
-                               each_step);
+    template <int kRows>
+    void multiply(int64_t first, const Word* panel, Floats (&sums)[kRows][kPanelVectors], NextLines next) const {
+        const bool asks = next.lines_per_step > 0;
+        multiply_halves<kRows>(rows_.words() + first * num_steps_, num_steps_, panel + kPanel, num_steps_, sums[0],
+                               asks ? next.at : reinterpret_cast<const char*>(panel), asks ? 2 * kLineBytes : 0);
         for (int v = 0; v < kPanelVectors; ++v) {
             const Floats units = load<Floats>(panel + v * kLanes);
             for (int r = 0; r < kRows; ++r) sums[r][v] = sums[r][v] * units * rows_.unit(first + r);

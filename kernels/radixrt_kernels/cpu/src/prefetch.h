@@ -11,6 +11,16 @@ constexpr int64_t kLineBytes = 64;
 // where the system gives out larger pages: a virtual machine's memory can lie in small pages outside.
 constexpr int64_t kTranslatedBytes = 4096;
 
+// Memory in one piece, asked for some lines at each step of a product.
+struct NextLines {
+    const char* at;
+    int64_t lines_per_step;
+
+    void operator()() {
+        for (int64_t i = 0; i < lines_per_step; ++i, at += kLineBytes) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 // A list of memory, asked for a few lines at a time, into the second-level cache: the first is smaller than a block of
 // all heads. A core keeps some 20 misses in flight; asked for more at once it waits or drops them, so the lines of the
 // next block are spread over the work on this one.
