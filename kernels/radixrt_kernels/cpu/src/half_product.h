@@ -187,6 +187,7 @@ private:
 // How multiply_all_vectors multiplies rows of bfloat16 with panels of float16.
 class HalfProduct {
 public:
+    static constexpr int kAskingTiles = 2;
     static int64_t panel_words(int64_t num_steps) { return half_panel_words(num_steps); }
 
     HalfProduct(HalfRows& rows, const Word* inputs, int64_t row_stride, int64_t num_steps)
@@ -203,7 +204,7 @@ public:
     void multiply(int64_t first, const Word* panel, Floats (&sums)[kRows][kPanelVectors], NextLines next) const {
         const bool asks = next.lines_per_step > 0;
         multiply_halves<kRows>(rows_.words() + first * num_steps_, num_steps_, panel + kPanel, num_steps_, sums[0],
-                               asks ? next.at : reinterpret_cast<const char*>(panel), asks ? 2 * kLineBytes : 0);
+                               asks ? next.at : reinterpret_cast<const char*>(panel), next.lines_per_step * kLineBytes);
         for (int v = 0; v < kPanelVectors; ++v) {
             const Floats units = load<Floats>(panel + v * kLanes);
             for (int r = 0; r < kRows; ++r) sums[r][v] = sums[r][v] * units * rows_.unit(first + r);
