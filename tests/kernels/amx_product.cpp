@@ -16,16 +16,16 @@ void multiply_rows(const uint32_t* rows, int64_t row_stride, int64_t num_rows, c
     Weight weight{panels, num_panels, num_steps};
     Target target{sums, 4 * num_panels * kPanel, 4 * kPanel};
     team.run([&](int thread) {
-        TileUnit unit;
-        multiply_all<BFloat16>(team, thread, unit, rows, row_stride, num_before, weight, target,
+        ProductRoom room;
+        multiply_all<BFloat16>(team, thread, room, rows, row_stride, num_before, weight, target,
                                [](int64_t, int64_t, const Floats*) {});
-        multiply_all<BFloat16>(team, thread, unit, rows, row_stride, num_rows, weight, target,
+        multiply_all<BFloat16>(team, thread, room, rows, row_stride, num_rows, weight, target,
                                [&](int64_t row, int64_t panel, const Floats* found) {
                                    float* target = sums + (row * num_panels + panel) * kPanel;
                                    for (int v = 0; v < kPanelVectors; ++v, target += kLanes)
                                        store(target, load<Floats>(target) + found[v]);
                                });
-        unit.release();
+        room.release();
     });
 }
 

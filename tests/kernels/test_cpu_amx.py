@@ -13,19 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from radixrt_kernels.cpu import VARIANTS, BuildError, build, library, load_library, supported_variants
+from radixrt_kernels.cpu import BuildError, build, library, load_library, supported_variants
 from radixrt_kernels.cpu.build import COMPILER, EMULATED_VARIANTS, FLAGS, LINK_FLAGS, SOURCE_FOLDER
 
 from radixrt.config import home_folder
 from tests.support.logs import own_records
-from tests.support.variants import CPU_FLAGS, EMULATED, TILE_FLAGS
+from tests.support.variants import CPU_FLAGS, EMULATED_TILES, TILE_FLAGS, VARIANT_NAMES, VARIANTS_BY_NAME
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 
 HERE = Path(__file__).parent
-AMX, VECTORS, PLAIN = VARIANTS[0], VARIANTS[1], VARIANTS[-1]
+AMX, VECTORS, PLAIN = (VARIANTS_BY_NAME[name] for name in ("amx_bf16", "avx512_bf16", "plain"))
+# What is used where the matrix unit cannot be.
+NEXT = next(name for name in VARIANT_NAMES if name != AMX.name)
 # With the real one where there is one.
-TILED = (*supported_variants(CPU_FLAGS, [AMX]), *EMULATED)
+TILED = (*supported_variants(CPU_FLAGS, [AMX]), *EMULATED_TILES)
 POINTER, INT = ctypes.c_void_p, ctypes.c_int64
 
 needs_vectors = pytest.mark.skipif(not VECTORS.needs <= CPU_FLAGS, reason="the CPU lacks AVX512-BF16")
@@ -378,11 +380,11 @@ def test_where_the_system_refuses_tiles_the_next_variant_is_used_and_one_warning
     monkeypatch.setattr(build, "read_cpu_flags", lambda: CPU_FLAGS | TILE_FLAGS)
     with caplog.at_level(logging.WARNING):
         loaded = load_library(home_folder() / "build")
-    assert loaded.variant == "avx512_bf16"
+    assert loaded.variant == NEXT
     (refusal,) = loaded.refusals
     assert re.match("amx_bf16: the system does not let this process use the matrix unit: .", refusal)
     (record,) = own_records(caplog)
-    assert record.getMessage() == f"CPU kernels avx512_bf16 are used, not {refusal}"
+    assert record.getMessage() == f"CPU kernels {NEXT} are used, not {refusal}"
     with pytest.raises(BuildError, match="does not let this process use the matrix unit"):
         load_library(home_folder() / "build", variant="amx_bf16")
 
@@ -400,7 +402,7 @@ loaded = library.load_library(home_folder() / "build")
 print(loaded.variant, *loaded.refusals)
 """
     found = run_trapped(trap, code, TRAP_WITHOUT_TILES="1")
-    assert found.startswith("avx512_bf16 amx_bf16: the CPU has no matrix unit with tiles of 16 rows")
+    assert found.startswith(f"{NEXT} amx_bf16: the CPU has no matrix unit with tiles of 16 rows")
 
 
 @needs_vectors

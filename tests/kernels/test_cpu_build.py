@@ -36,13 +36,15 @@ def stub_compiler(folder, text="compiled"):
 def test_fastest_supported_variant_comes_first():
     assert [variant.name for variant in supported_variants(ALL_FLAGS)] == [
         "amx_bf16",
+        "avx512_fp16",
         "avx512_bf16",
         "avx512",
         "avx2",
         "plain",
     ]
     assert [v.name for v in supported_variants(ALL_FLAGS - {"avx512_bf16"})] == ["avx512", "avx2", "plain"]
-    assert supported_variants(ALL_FLAGS - {"amx_tile"})[0].name == "avx512_bf16"
+    assert supported_variants(ALL_FLAGS - {"amx_tile"})[0].name == "avx512_fp16"
+    assert supported_variants(ALL_FLAGS - {"amx_tile", "avx512_fp16"})[0].name == "avx512_bf16"
     assert [v.name for v in supported_variants({"sse2"})] == ["plain"]
 
 
@@ -125,8 +127,8 @@ def test_pack_refuses_odd_bfloat16_rows(native_library):
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(32, 16), (33, 18), (7, 40), (96, 2)])
 def test_packed_panels_hold_the_weight(native_library, dtype, num_outputs, num_inputs):
     weight = torch.randn(num_outputs, num_inputs).to(dtype)
-    packed = torch.empty(native_library.packed_words(weight), dtype=torch.int32)
-    native_library.pack(weight, packed)
+    packed = torch.empty(native_library.packed_words(weight, is_layer=False), dtype=torch.int32)
+    native_library.pack(weight, packed, is_layer=False)
     elements = 4 // dtype.itemsize
     # [panel, step, output, element of the step]
     panels = packed.view(dtype).view(-1, num_inputs // elements, 32, elements)

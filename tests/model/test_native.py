@@ -25,12 +25,15 @@ from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
 from tests.support.logs import own_records
 from tests.support.models import oracle, tiny_model
-from tests.support.variants import EMULATED as EMULATED_VARIANTS
-from tests.support.variants import VARIANT_NAMES
+from tests.support.variants import EMULATED, EMULATED_TILES, VARIANT_NAMES
 
 CPU = torch.device("cpu")
 # It multiplies bfloat16 only.
-EMULATED = EMULATED_VARIANTS[0].name
+# In plain C++ what this CPU may lack: the matrix unit, and float16.
+EMULATED_NAMES = [
+    EMULATED_TILES[0].name,
+    *(variant.name for variant in EMULATED if variant.name == "fp16_emulated"),
+]
 # Against float64, on logits of order 20: transformers in float32 is up to 1.1e-4 away from it on these models.
 TOLERANCE = 2e-4
 FAMILIES = {
@@ -201,7 +204,7 @@ def test_mixed_batch_equals_plain_forward(folder, page_size, variant):
         torch.testing.assert_close(logits.double(), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("variant", [*VARIANT_NAMES, EMULATED])
+@pytest.mark.parametrize("variant", [*VARIANT_NAMES, *EMULATED_NAMES])
 def test_bfloat16_is_as_near_to_float32_as_the_torch_decoder(folder, variant):
     exact = torch.cat([*run_steps(torch_decoder(folder), page_size=4).values()])
     theirs = torch.cat([*run_steps(torch_decoder(folder, dtype=torch.bfloat16), page_size=4).values()])
@@ -212,7 +215,10 @@ def test_bfloat16_is_as_near_to_float32_as_the_torch_decoder(folder, variant):
 
 @pytest.mark.parametrize(
     ("variant", "dtype"),
-    [*itertools.product(VARIANT_NAMES, [torch.float32, torch.bfloat16]), (EMULATED, torch.bfloat16)],
+    [
+        *itertools.product(VARIANT_NAMES, [torch.float32, torch.bfloat16]),
+        *((name, torch.bfloat16) for name in EMULATED_NAMES),
+    ],
 )
 def test_neither_company_nor_cache_changes_a_bit(folder, dtype, variant):
     decoder = build(folder, dtype=dtype, variant=variant)
@@ -224,7 +230,8 @@ def test_neither_company_nor_cache_changes_a_bit(folder, dtype, variant):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "variant"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, EMULATED)]
+    ("dtype", "variant"),
+    [(torch.float32, None), *((torch.bfloat16, name) for name in (None, *EMULATED_NAMES))],
 )
 def test_neither_threads_nor_page_size_change_a_bit(folder, dtype, variant):
     one = run_steps(build(folder, dtype=dtype, variant=variant), page_size=16)
@@ -232,7 +239,10 @@ def test_neither_threads_nor_page_size_change_a_bit(folder, dtype, variant):
     assert all(torch.equal(one[name], many[name]) for name in one)
 
 
-@pytest.mark.parametrize(("dtype", "variant"), [(torch.float32, None), (torch.bfloat16, EMULATED)])
+@pytest.mark.parametrize(
+    ("dtype", "variant"),
+    [(torch.float32, None), *((torch.bfloat16, name) for name in (None, *EMULATED_NAMES))],
+)
 def test_chunks_change_no_bit(folder, dtype, variant):
     decoder, ids = build(folder, dtype=dtype, variant=variant), prompt(90)
     (whole,) = Pages(decoder, page_size=4).step({"a": ids})
@@ -269,7 +279,8 @@ def some_rows(new):
     ids=["some", "some in order", "the last ones", "none"],
 )
 @pytest.mark.parametrize(
-    ("dtype", "variant"), [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, EMULATED)]
+    ("dtype", "variant"),
+    [(torch.float32, None), *((torch.bfloat16, name) for name in (None, *EMULATED_NAMES))],
 )
 def test_rows_that_are_not_wanted_change_no_bit(folder, dtype, variant, choose):
     decoder = build(folder, dtype=dtype, variant=variant, num_threads=2)

@@ -5,7 +5,8 @@ import ctypes
 from radixrt_kernels.cpu import supported_variants
 from radixrt_kernels.cpu.build import EMULATED_VARIANTS, VARIANTS, read_cpu_flags
 
-TILE_FLAGS = VARIANTS[0].needs - VARIANTS[1].needs
+VARIANTS_BY_NAME = {variant.name: variant for variant in (*VARIANTS, *EMULATED_VARIANTS)}
+TILE_FLAGS = VARIANTS_BY_NAME["amx_bf16"].needs - VARIANTS_BY_NAME["avx512_bf16"].needs
 
 
 def usable_flags():
@@ -18,5 +19,6 @@ def usable_flags():
 
 CPU_FLAGS = usable_flags()
 VARIANT_NAMES = [variant.name for variant in supported_variants(CPU_FLAGS)]
-# The matrix unit in plain C++, fastest first.
+# What this CPU may lack, in plain C++: the matrix unit, fastest first, and float16.
 EMULATED = supported_variants(CPU_FLAGS, EMULATED_VARIANTS)
+EMULATED_TILES = tuple(variant for variant in EMULATED if variant.name.startswith("amx"))

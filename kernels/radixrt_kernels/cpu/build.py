@@ -58,9 +58,9 @@ def _variant(name: str, features: Sequence[str]) -> Variant:
     return Variant(name, flags, frozenset(features))
 
 
-def _emulated(name: str, features: Sequence[str]) -> Variant:
+def _emulated(name: str, features: Sequence[str], unit: str) -> Variant:
     variant = _variant(name, features)
-    return replace(variant, flags=(*variant.flags, "-DRADIXRT_EMULATE_AMX"))
+    return replace(variant, flags=(*variant.flags, f"-DRADIXRT_EMULATE_{unit}"))
 
 
 # Fastest first.
@@ -74,10 +74,12 @@ VARIANTS = (
 )
 
 
-# Found by name only, for tests: the matrix unit of amx_bf16 in plain C++ (src/amx.h), which is slow.
+# Found by name only, for tests: the matrix unit of amx_bf16 (src/amx.h), and the float16 of avx512_fp16 (src/half.h), in
+# plain C++, which is slow.
 EMULATED_VARIANTS = (
-    _emulated("amx_emulated", _AVX512_BF16),
-    _emulated("amx_emulated_plain", ()),
+    _emulated("amx_emulated", _AVX512_BF16, "AMX"),
+    _emulated("amx_emulated_plain", (), "AMX"),
+    _emulated("fp16_emulated", _AVX512, "FP16"),
 )
 
 

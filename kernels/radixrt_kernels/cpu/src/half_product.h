@@ -34,8 +34,8 @@ static_assert(kMostTerms << (2 * kLargestExponent + 2) < 65504);
 // The power of two that `largest` is divided by to come to [8, 16): 1 for what has none.
 inline float unit_of(float largest) {
     if (!(largest > 0.0f) || std::isinf(largest)) return 1.0f;
-    // Past these the unit or its inverse would be no normal number; nothing overflows, small ones lose bits.
-    const int exponent = std::min(std::max(std::ilogb(largest) - kLargestExponent, -120), 120);
+    // The inverse is to be a number: where all are less than 2^-117, some lose bits.
+    const int exponent = std::max(std::ilogb(largest) - kLargestExponent, -120);
     return std::ldexp(1.0f, exponent);
 }
 
