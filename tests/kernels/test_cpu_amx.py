@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixrt_kernels.cpu import BuildError, build, library, load_library, supported_variants
-from radixrt_kernels.cpu.build import COMPILER, EMULATED_VARIANTS, FLAGS, LINK_FLAGS, SOURCE_FOLDER
+from radixrt_kernels.cpu.build import COMPILER, FLAGS, LINK_FLAGS, SOURCE_FOLDER
 
 from radixrt.config import home_folder
 from tests.support.logs import own_records
@@ -23,7 +23,9 @@ from tests.support.variants import CPU_FLAGS, EMULATED_TILES, TILE_FLAGS, VARIAN
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C++ compiler")
 
 HERE = Path(__file__).parent
-AMX, VECTORS, PLAIN = (VARIANTS_BY_NAME[name] for name in ("amx_bf16", "avx512_bf16", "plain"))
+AMX, EMULATED_PLAIN, VECTORS, PLAIN = (
+    VARIANTS_BY_NAME[name] for name in ("amx_bf16", "amx_emulated_plain", "avx512_bf16", "plain")
+)
 # What is used where the matrix unit cannot be.
 NEXT = next(name for name in VARIANT_NAMES if name != AMX.name)
 # With the real one where there is one.
@@ -417,13 +419,13 @@ def test_the_check_passes_what_is_right(products):
 
 @pytest.mark.parametrize("kind", [1, 2])
 def test_the_check_finds_lost_elements_and_rows_that_mind_their_place(kind, tmp_path):
-    flags = (*EMULATED_VARIANTS[-1].flags, f"-DRADIXRT_WRONG_AMX={kind}")
+    flags = (*EMULATED_PLAIN.flags, f"-DRADIXRT_WRONG_AMX={kind}")
     path = compile_library("amx_product.cpp", tmp_path / "wrong.so", *flags)
     assert not load_products(path).check_passes()
 
 
 def test_wrong_products_are_found_out_and_the_next_variant_is_used(monkeypatch, caplog):
-    emulated = EMULATED_VARIANTS[-1]
+    emulated = EMULATED_PLAIN
     wrong = replace(emulated, name="amx_wrong", flags=(*emulated.flags, "-O0", "-DRADIXRT_WRONG_AMX=1"))
     monkeypatch.setattr(library, "choose_variants", lambda name: (wrong, PLAIN))
     with caplog.at_level(logging.WARNING):
