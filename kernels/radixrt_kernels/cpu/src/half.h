@@ -37,27 +37,34 @@ inline Floats widen_high(HalfVector x) {
 
 #else
 
-struct HalfVector {
-    _Float16 lanes[kHalfLanes] = {};
-};
+using HalfVector = __m512i;
 
-inline HalfVector as_halves(Words words) {
+inline HalfVector as_halves(Words words) { return (HalfVector)words; }
+
+// Function(quarter's lanes of each argument, as float64), rounded once to float16.
+template <class Function, class... Vectors>
+inline HalfVector by_quarters(Function&& function, const Vectors&... x) {
     HalfVector result;
-    std::memcpy(result.lanes, &words, sizeof words);
+    for (int i = 0; i < 4; ++i) {
+        const __m512d exact = function(
+            _mm512_cvtps_pd(_mm256_cvtph_ps(load<__m128i>(reinterpret_cast<const char*>(&x) + i * sizeof(__m128i))))...);
+        // To float32 towards zero, with the last bit set where that is not exact: then the next rounding is right.
+        __m256i cut = (__m256i)_mm512_cvt_roundpd_ps(exact, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+        const __mmask8 is_cut = _mm512_cmp_pd_mask(_mm512_cvtps_pd((__m256)cut), exact, _CMP_NEQ_OQ);
+        cut = _mm256_mask_or_epi32(cut, is_cut, cut, _mm256_set1_epi32(1));
+        store(reinterpret_cast<char*>(&result) + i * sizeof(__m128i), _mm256_cvtps_ph((__m256)cut, 0));
+    }
     return result;
 }
-// The product is exact in float64, and so is nearly every sum: it is rounded once.
-inline HalfVector multiply_add(HalfVector sum, const HalfVector& a, const HalfVector& b) {
-    for (int i = 0; i < kHalfLanes; ++i)
-        sum.lanes[i] = (_Float16)((double)a.lanes[i] * (double)b.lanes[i] + (double)sum.lanes[i]);
-    return sum;
+// The product is exact in float64, and so is nearly every sum.
+inline HalfVector multiply_add(HalfVector sum, HalfVector a, HalfVector b) {
+    return by_quarters([](__m512d s, __m512d x, __m512d y) { return _mm512_fmadd_pd(x, y, s); }, sum, a, b);
 }
-inline HalfVector add(HalfVector a, const HalfVector& b) {
-    for (int i = 0; i < kHalfLanes; ++i) a.lanes[i] = (_Float16)((double)a.lanes[i] + (double)b.lanes[i]);
-    return a;
+inline HalfVector add(HalfVector a, HalfVector b) {
+    return by_quarters([](__m512d x, __m512d y) { return _mm512_add_pd(x, y); }, a, b);
 }
-inline Floats widen_low(const HalfVector& x) { return (Floats)_mm512_cvtph_ps(load<__m256i>(x.lanes)); }
-inline Floats widen_high(const HalfVector& x) { return (Floats)_mm512_cvtph_ps(load<__m256i>(x.lanes + kLanes)); }
+inline Floats widen_low(HalfVector x) { return (Floats)_mm512_cvtph_ps(_mm512_castsi512_si256(x)); }
+inline Floats widen_high(HalfVector x) { return (Floats)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)); }
 
 #endif
 
