@@ -32,7 +32,7 @@ PACKAGES = (
     "pydantic",
 )
 OPTIONAL_PACKAGES = ("triton",)
-WATCHED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+WATCHED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16")
 
 
 @dataclass(frozen=True, slots=True)

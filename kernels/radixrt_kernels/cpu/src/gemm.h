@@ -7,6 +7,7 @@
 #include "half_product.h"
 #include "pack.h"
 #include "team.h"
+#include "wide_product.h"
 
 namespace radixrt {
 
@@ -139,6 +140,7 @@ inline void multiply_all_tiles(Team& team, int thread, TileUnit& unit, const Wor
 struct ProductRoom {
     TileUnit unit;
     HalfRows halves;
+    Aligned<float> wide;
 
     // At the end of a step.
     void release() { unit.release(); }
@@ -149,6 +151,10 @@ inline WordProduct<T> product_of(T, ProductRoom&, const Word* inputs, int64_t ro
     return {inputs, row_stride, num_steps};
 }
 
+inline WideProduct product_of(Wide, ProductRoom& room, const Word* inputs, int64_t row_stride, int64_t num_steps) {
+    return {room.wide, inputs, row_stride, num_steps};
+}
+
 #if defined(RADIXRT_HAS_HALVES)
 inline HalfProduct product_of(Half, ProductRoom& room, const Word* inputs, int64_t row_stride, int64_t num_steps) {
     return {room.halves, inputs, row_stride, num_steps};
@@ -156,7 +162,7 @@ inline HalfProduct product_of(Half, ProductRoom& room, const Word* inputs, int64
 #endif
 
 // Multiply num_rows rows of inputs (row_stride words apart) with every panel; all threads of the team call this.
-//   T: of the panels. Half: the inputs are bfloat16.
+//   T: of the panels and how they are multiplied. Half, Wide: the inputs are bfloat16.
 //   target: what `store` will change.
 // store(row, panel index, sums) gets kPanelVectors vectors: the panel's outputs for that row.
 //   room: the calling thread's; who runs the phases releases it after the last.

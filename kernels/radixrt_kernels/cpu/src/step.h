@@ -139,9 +139,11 @@ public:
     }
 
 private:
-    // Of the layers' panels. Head and embedding keep T: the head's bounds (rough.h) are of float32 sums, and rows of the
-    // embedding are read.
-    using Panel = std::conditional_t<kHasHalves && std::is_same_v<T, BFloat16>, Half, T>;
+    // How the layers' panels are multiplied, and the head's. Those of head and embedding are T: the head's bounds (rough.h) are
+    // of float32 sums, and rows of the embedding are read.
+    static constexpr bool kIsHalved = kHasHalves && std::is_same_v<T, BFloat16>;
+    using Panel = std::conditional_t<kIsHalved, Half, T>;
+    using HeadPanel = std::conditional_t<kIsHalved, Wide, T>;
 
     // What goes on from phase to phase.
     struct Rows {
@@ -327,8 +329,9 @@ private:
     void project_head(int thread, float* logits) {
         int64_t size = shape_.vocab_size;
         Target target{logits, 4 * size, logits ? 4 * kPanel : 0};
-        multiply_all<T>(team_, thread, products_[thread], words(normed_), steps(shape_.hidden_size), inputs_.num_sampled,
-                        head(), target, [&](int64_t row, int64_t panel, const Floats* sums) {
+        multiply_all<HeadPanel>(team_, thread, products_[thread], words(normed_), steps(shape_.hidden_size),
+                                inputs_.num_sampled, head(), target,
+                                [&](int64_t row, int64_t panel, const Floats* sums) {
                             likeliest_.see(thread, row, panel, columns_.lanes(row, panel), sums);
                             if (!logits) return;
                             for (int v = 0; v < kPanelVectors; ++v) {
@@ -361,11 +364,12 @@ private:
         const int64_t num_open = search_.num_open(num_rows);
         if (thread == 0) patience_.learn(2 * kDearShare * num_open <= num_rows * exact.num_panels);
         if (kDearShare * num_open > num_rows * exact.num_panels) return false;
+        auto one_row = product_of(HeadPanel{}, products_[thread], words(normed_), num_steps, num_steps);
         team_.for_each(thread, num_rows, [&](int64_t row) {
+            one_row.take(row, row + 1);
             search_.for_each_open(row, [&](int64_t panel) {
-                Floats sums[1][kPanelVectors] = {};
-                multiply<T, 1>(words(normed_) + row * num_steps, num_steps, exact.panels + panel * num_steps * kPanel,
-                               kPanel, num_steps, sums, [] {});
+                Floats sums[1][kPanelVectors];
+                one_row.template multiply<1>(0, exact.panels + panel * num_steps * kPanel, sums, NextLines{});
                 likeliest_.see(thread, row, panel, columns_.lanes(row, panel), sums[0]);
             });
         });
