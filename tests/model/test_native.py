@@ -28,8 +28,7 @@ from tests.support.models import oracle, tiny_model
 from tests.support.variants import EMULATED, EMULATED_TILES, VARIANT_NAMES
 
 CPU = torch.device("cpu")
-# It multiplies bfloat16 only.
-# In plain C++ what this CPU may lack: the matrix unit, and float16.
+# In plain C++ what this CPU may lack: the matrix unit, and float16. Both multiply bfloat16 only.
 EMULATED_NAMES = [
     EMULATED_TILES[0].name,
     *(variant.name for variant in EMULATED if variant.name == "fp16_emulated"),
@@ -211,6 +210,33 @@ def test_bfloat16_is_as_near_to_float32_as_the_torch_decoder(folder, variant):
     ours = torch.cat([*run_steps(build(folder, dtype=torch.bfloat16, variant=variant), page_size=4).values()])
     error, their_error = ((x - exact).square().mean().sqrt() for x in (ours, theirs))
     assert 0 < error < 1.05 * their_error
+
+
+@pytest.mark.parametrize("variant", [*VARIANT_NAMES, *EMULATED_NAMES])
+def test_activations_past_the_range_of_float16_lose_nothing(tmp_path, variant):
+    """Gates and ups 2^9 times as large make inputs of the next product of some 10^6; that product's weights are small."""
+    folder = tiny_model("llama", tmp_path)
+    spec = ModelSpec.load(folder)
+
+    def scaled(dtype):
+        weights = read_weights(folder, spec, device=CPU, dtype=dtype)
+        for layer in weights.layers:
+            layer.gate_up.weight.mul_(2.0**9)
+            layer.down.weight.mul_(2.0**-18)
+        return weights
+
+    exact = torch.cat(
+        [*run_steps(Decoder(spec, scaled(torch.float32), TorchAttention()), page_size=4).values()]
+    )
+    theirs = torch.cat(
+        [*run_steps(Decoder(spec, scaled(torch.bfloat16), TorchAttention()), page_size=4).values()]
+    )
+    decoder = NativeDecoder.build(
+        spec, scaled(torch.bfloat16), num_threads=1, build_folder=home_folder() / "build", variant=variant
+    )
+    ours = torch.cat([*run_steps(decoder, page_size=4).values()])
+    error, their_error = ((x - exact).square().mean().sqrt() for x in (ours, theirs))
+    assert error < 1.05 * their_error
 
 
 @pytest.mark.parametrize(
