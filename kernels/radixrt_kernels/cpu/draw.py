@@ -45,9 +45,10 @@ class DrawRow(NamedTuple):
 class CDraw(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "mask", "bias_ids", "biases", "banned_ids", "token_ids")),
-        *((name, c_int64) for name in ("num_biases", "num_banned", "num_tokens", "num_prompt", "top_k")),
+        *((name, c_int64) for name in ("num_biases", "num_banned", "num_tokens", "num_prompt")),
+        *((name, c_int64) for name in ("top_k", "likeliest")),
         *((name, c_double) for name in ("temperature", "top_p", "min_p", "uniform")),
-        *((name, c_float) for name in ("repetition", "presence", "frequency")),
+        *((name, c_float) for name in ("repetition", "presence", "frequency", "largest")),
     )
 
 
@@ -75,6 +76,7 @@ class DrawTable:
             draw.uniform = row.uniform
             draw.repetition, draw.presence = row.repetition_penalty, row.presence_penalty
             draw.frequency = row.frequency_penalty
+            draw.likeliest = -1
 
     def _keep(self, values: array[int] | array[float]) -> tuple[int, int | None]:
         self._kept.append(values)
