@@ -116,7 +116,7 @@ private:
     // Of the weights that are at least so large.
     Mass mass_from(float cut) const {
         Mass mass;
-        for_each_block([&](int64_t start, int64_t stop) {
+        for_each_block(cut, [&](int64_t start, int64_t stop) {
             Floats sum = {};
             for (int64_t i = start; i < stop; i += kLanes) {
                 const Floats weight = load<Floats>(&weights_[i]);
@@ -131,25 +131,34 @@ private:
 
     // Those too whose weights may be as large, and so, in the order of weights, before one that is.
     bool collect(double cut) {
-        const Floats least = splat((float)(cut * (1 - kSlack)));
-        rest_ = 0.0;
-        for_each_block([&](int64_t start, int64_t stop) {
+        const float least = cut * (1 - kSlack);
+        double rest = 0.0;
+        rest_ = for_each_block(least, [&](int64_t start, int64_t stop) {
             Floats sum = {};
             for (int64_t i = start; i < stop; i += kLanes) {
                 const Floats weight = load<Floats>(&weights_[i]);
-                Word bits = at_least(weight, least);
+                Word bits = at_least(weight, splat(least));
                 sum += choose(bits, Floats{}, weight);
                 for (; bits; bits &= bits - 1) token_ids_.push_back((int32_t)i + __builtin_ctz(bits));
             }
-            rest_ += sum_lanes(sum);
+            rest += sum_lanes(sum);
         });
+        rest_ += rest;
         return true;
     }
 
+    // The blocks that may have a weight so large: none is larger than its block's sum. Gives the sum of the others.
     template <class Function>
-    void for_each_block(Function&& function) const {
-        for (int64_t start = 0, stop = weights_.size(); start < stop; start += kBlock)
-            function(start, std::min(start + kBlock, stop));
+    double for_each_block(float least, Function&& function) const {
+        double rest = 0.0;
+        for (int64_t block = 0; block < (int64_t)sums_.size(); ++block) {
+            if (sums_[block] < least) {
+                rest += sums_[block];
+            } else {
+                function(block * kBlock, std::min<int64_t>((block + 1) * kBlock, weights_.size()));
+            }
+        }
+        return rest;
     }
 
     static Word at_least(Floats x, Floats least) {
