@@ -3,8 +3,9 @@
 // A weight is off by its share of kError, so sums are off by kError of their total at most: a token is told where the number
 // falls further than that from its borders. Where top-k, top-p and min-p leave few tokens, the few that may stay are found.
 //
-// Why kError: a logarithm y is off by 2 roundings, |y| 2^-23, and the sum of p |y| ln 2 is at most ln V; of V = 2^20 tokens
-// that is 1.7e-6. The series is off by 2e-7, a block's sum by its 13 roundings, 8e-7: together less than 2.7e-6.
+// Why kError, with fused products: a logarithm's fraction is off by 2 roundings of at most 2^-25, its power by 1e-7, a block's
+// sum by 12 roundings: together 8.6e-7. Without, a logarithm y is off by 2 more, |y| 2^-23, and the sum of p |y| ln 2 is at
+// most ln V; of V = 2^20 tokens that is 1.7e-6. (Sums of float64 would be off by a third of that, and take 6 us more a row.)
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,11 @@ namespace radixrt {
 
 class RoughWeights {
 public:
+#if defined(__FMA__)
+    static constexpr double kError = 0x1p-20;
+#else
     static constexpr double kError = 0x1p-18;
+#endif
 
     void reserve(int64_t num_columns) {
         weights_.reserve((num_columns + kPanel - 1) / kPanel * kPanel);
@@ -31,6 +36,8 @@ public:
     void weigh(const AdjustedRow& row, double scale, float largest, bool keeps_weights) {
         row_ = &row;
         scale_ = (float)scale;
+        scale_rest_ = (float)(scale - scale_);
+        least_gap_ = -126.0f / scale_;
         largest_ = largest;
         sums_.clear();
         total_ = 0.0;
@@ -44,7 +51,7 @@ public:
 
     // The first token whose cumulated weight exceeds a share of all; -1: float64 weights may tell of another.
     int64_t place_of(double uniform) const {
-        const double target = uniform * total_, margin = 2 * kError * total_;
+        const double target = uniform * total_;
         const int64_t last_block = sums_.size() - 1;
         double reached = 0.0;
         int64_t block = 0;
@@ -55,6 +62,7 @@ public:
         for (int64_t i = 0; i < num_own; ++i) {
             const double next = reached + weights[i];
             if (next > target) {
+                const double margin = 2 * kError * next;  // of what is cumulated, and of the target
                 const bool is_sure = target - reached >= margin && next - target >= margin;
                 return is_sure ? block * kBlock + i : -1;
             }
@@ -71,10 +79,12 @@ public:
         if (!draw.top_k && draw.top_p >= 1.0)
             return draw.min_p >= kLeastCut && mass_from(draw.min_p).count <= most && collect(draw.min_p);
         const double share = draw.top_p * total_ * (1 + kSlack);
+        auto is_enough = [&](const Mass& mass) { return draw.top_k ? mass.count >= draw.top_k : mass.sum >= share; };
         for (float cut = 0.25f; cut >= kLeastCut; cut *= 0.25f) {
             const Mass mass = mass_from(cut);
-            if (mass.count > most) return false;
-            if (draw.top_k ? mass.count >= draw.top_k : mass.sum >= share) return collect(cut);
+            if (!is_enough(mass)) continue;
+            if (mass.count > kFew && is_enough(mass_from(2 * cut))) cut *= 2;
+            return (mass.count <= most || mass_from(cut).count <= most) && collect(cut);
         }
         return false;
     }
@@ -84,7 +94,7 @@ public:
     double rest() const { return rest_; }
 
 private:
-    static constexpr int64_t kBlockPanels = 8, kBlock = kBlockPanels * kPanel;
+    static constexpr int64_t kBlockPanels = 8, kBlock = kBlockPanels * kPanel, kFew = 256;
     static constexpr float kLeastCut = 0x1p-20f;
     // More than a weight of kLeastCut or more is off by, and than sums are.
     static constexpr double kSlack = 0x1p-16;
@@ -94,8 +104,28 @@ private:
         int64_t count = 0;
     };
 
-    // A few of many: else nothing is won.
-    static int64_t most_candidates(int64_t num_columns) { return std::max<int64_t>(num_columns / 8, kBlock); }
+    // Of more, nothing is won.
+    static int64_t most_candidates(int64_t num_columns) { return std::max(num_columns / 4, kFew); }
+
+    // 2^(gap log2 e / T), gap <= 0; some 2^-126 for less.
+    Floats weight_of(Floats gap) const {
+        gap = larger(gap, splat(least_gap_));
+#if defined(__AVX512F__)
+        const __m512 x = (__m512)gap, scale = _mm512_set1_ps(scale_);
+        const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, scale), 0);
+        const __m512 f = _mm512_fmadd_ps(x, _mm512_set1_ps(scale_rest_), _mm512_fmsub_ps(x, scale, n));
+        return (Floats)_mm512_scalef_ps((__m512)exp2_fraction((Floats)f), n);
+#else
+        const Floats shift = splat(12582912.0f), shifted = gap * scale_ + shift, n = shifted - shift;
+#if defined(__FMA__)
+        const __m256 x = (__m256)gap, whole = _mm256_fmsub_ps(x, _mm256_set1_ps(scale_), (__m256)n);
+        const Floats f = (Floats)_mm256_fmadd_ps(x, _mm256_set1_ps(scale_rest_), whole);
+#else
+        const Floats f = gap * scale_ - n + gap * scale_rest_;
+#endif
+        return as_floats(as_words(exp2_fraction(f)) + (as_words(shifted) << 23));
+#endif
+    }
 
     double weigh_block(int64_t first, float* target) const {
         Floats sums[kPanelVectors] = {};
@@ -104,12 +134,13 @@ private:
             Floats values[kPanelVectors];
             row_->load(first + i, values);
             for (int v = 0; v < kPanelVectors; ++v) {
-                const Floats weight = exp2((values[v] - largest_) * scale_);
+                const Floats weight = weight_of(values[v] - largest_);
                 sums[v] += weight;
                 if (target) store(target + i * kPanel + v * kLanes, weight);
             }
         }
-        for (int v = 1; v < kPanelVectors; ++v) sums[0] += sums[v];
+        for (int count = kPanelVectors / 2; count; count /= 2)
+            for (int v = 0; v < count; ++v) sums[v] += sums[v + count];
         return sum_lanes(sums[0]);
     }
 
@@ -174,7 +205,7 @@ private:
     }
 
     const AdjustedRow* row_ = nullptr;
-    float scale_ = 0.0f, largest_ = 0.0f;
+    float scale_ = 0.0f, scale_rest_ = 0.0f, least_gap_ = 0.0f, largest_ = 0.0f;
     double total_ = 0.0, rest_ = 0.0;
     std::vector<double> sums_;  // by block
     Aligned<float> weights_;
