@@ -21,13 +21,22 @@ NEGATIVE_INFINITY = float("-inf")
 FIRST_SORTED = 1024
 
 Found = tuple[list[int], list[float]]  # of N rows: a token, and the largest logit
-# N rows of raw logits [V] float32, which are not changed, and how to draw from each -> tokens, and the largest logits after
-# all that is before temperature; where that is not finite nothing can be drawn, and the token is the likeliest.
-Draw = Callable[[Seq[torch.Tensor], Seq[SampleRow]], Found]
+Likeliest = tuple[
+    int, float
+]  # the first of the largest logits after all that is before temperature: its id and itself
+# N rows of raw logits [V] float32, which are not changed, how to draw from each, and what is known of them -> tokens, and the
+# largest logits after all that is before temperature; where that is not finite nothing can be drawn, and the token is the
+# likeliest.
+Draw = Callable[[Seq[torch.Tensor], Seq[SampleRow], Seq[Likeliest | None]], Found]
 
 
-def draw_rows(logits: Seq[torch.Tensor], rows: Seq[SampleRow]) -> Found:
-    """Draw one token per row, from its own numbers alone; a greedy row's is the likeliest. See `Draw`."""
+def draw_rows(
+    logits: Seq[torch.Tensor], rows: Seq[SampleRow], known: Seq[Likeliest | None] | None = None
+) -> Found:
+    """Draw one token per row, from its own numbers alone; a greedy row's is the likeliest. See `Draw`.
+
+    Needs nothing known, and looks for itself.
+    """
     values = _adjust(torch.stack(list(logits)), rows)
     token_ids, best = likeliest(values)
     whole: list[int] = []  # drawn from all that is allowed

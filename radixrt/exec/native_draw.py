@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import repeat
 
 import torch
 
 from radixrt.exec.batch import SampleRow
-from radixrt.exec.draw import Found
+from radixrt.exec.draw import Found, Likeliest
 from radixrt.model.attention import cpu
 
 
@@ -17,12 +18,15 @@ class NativeDraw:
     def __init__(self, native: cpu.CpuDecoder) -> None:
         self._native = native
 
-    def __call__(self, logits: Seq[torch.Tensor], rows: Seq[SampleRow]) -> Found:
+    def __call__(
+        self, logits: Seq[torch.Tensor], rows: Seq[SampleRow], known: Seq[Likeliest | None] | None = None
+    ) -> Found:
         """Do `draw_rows`. A token differs where a number falls within rounding of a border between two."""
-        return self._native.draw(list(map(_draw_row, logits, rows)), num_token_ids=len(logits[0]))
+        draws = list(map(_draw_row, logits, rows, known or repeat(None)))
+        return self._native.draw(draws, num_token_ids=len(logits[0]))
 
 
-def _draw_row(logits: torch.Tensor, row: SampleRow) -> cpu.DrawRow:
+def _draw_row(logits: torch.Tensor, row: SampleRow, likeliest: Likeliest | None) -> cpu.DrawRow:
     sequence, sampling = row.sequence, row.sampling
     return cpu.DrawRow(
         logits,
@@ -39,4 +43,5 @@ def _draw_row(logits: torch.Tensor, row: SampleRow) -> cpu.DrawRow:
         sampling.top_p,
         sampling.min_p,
         row.uniform,
+        likeliest,
     )

@@ -46,9 +46,18 @@ def sample(
         return []
     known_ids, known_best = found or likeliest(logits)
     token_ids, best = list(known_ids), list(known_best)
-    drawn = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
+    known = [
+        pair if _is_left(row, pair[0]) else None
+        for row, pair in zip(rows, zip(known_ids, known_best, strict=True), strict=True)
+    ]
+    drawn = [index for index, row in enumerate(rows) if known[index] is None or not row.sampling.is_greedy]
     if drawn:
-        outcomes = draw([logits[index] for index in drawn], [rows[index] for index in drawn])
+        each = logits.unbind()
+        outcomes = draw(
+            [each[index] for index in drawn],
+            [rows[index] for index in drawn],
+            [known[index] for index in drawn],
+        )
         for index, token_id, value in zip(drawn, *outcomes, strict=True):
             token_ids[index], best[index] = token_id, value
     return [verdict(*outcome) for outcome in zip(token_ids, best, rows, strict=True)]
@@ -65,9 +74,9 @@ def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
     return token_id
 
 
-def _is_settled(row: SampleRow, likeliest: int) -> bool:
-    """Tell whether the likeliest token is the one: nothing applies but a mask, which allows it."""
-    if not row.sampling.is_greedy or row.banned_ids or changes_logits(row.sampling):
+def _is_left(row: SampleRow, likeliest: int) -> bool:
+    """Tell whether the likeliest token stays the likeliest: nothing applies but a mask, which allows it. Pure."""
+    if row.banned_ids or changes_logits(row.sampling):
         return False
     return row.mask is None or is_allowed(row.mask, likeliest)
 
