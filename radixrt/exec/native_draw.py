@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from itertools import repeat
 
 import torch
 
-from radixrt.exec.batch import SampleRow
-from radixrt.exec.draw import Found, Likeliest
+from radixrt.exec.draw import DrawnRow, Found
 from radixrt.model.attention import cpu
 
 
@@ -18,18 +16,16 @@ class NativeDraw:
     def __init__(self, native: cpu.CpuDecoder) -> None:
         self._native = native
 
-    def __call__(
-        self, logits: Seq[torch.Tensor], rows: Seq[SampleRow], known: Seq[Likeliest | None] | None = None
-    ) -> Found:
+    def __call__(self, logits: torch.Tensor, rows: Seq[DrawnRow]) -> Found:
         """Do `draw_rows`. A token differs where a number falls within rounding of a border between two."""
-        draws = list(map(_draw_row, logits, rows, known or repeat(None)))
-        return self._native.draw(draws, num_token_ids=len(logits[0]))
+        return self._native.draw(logits, list(map(_draw_row, rows)), num_token_ids=logits.shape[1])
 
 
-def _draw_row(logits: torch.Tensor, row: SampleRow, likeliest: Likeliest | None) -> cpu.DrawRow:
-    sequence, sampling = row.sequence, row.sampling
+def _draw_row(drawn: DrawnRow) -> cpu.DrawRow:
+    at, row, likeliest = drawn
+    sequence, sampling = row.sequence, row.sequence.request.sampling
     return cpu.DrawRow(
-        logits,
+        at,
         row.mask,
         sampling.logit_bias,
         row.banned_ids,

@@ -11,7 +11,7 @@ import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
 from radixrt.exec.batch import SampleRow, is_allowed, is_measured, unpack_masks
-from radixrt.exec.draw import NEGATIVE_INFINITY, Draw, Found, changes_logits, draw_rows
+from radixrt.exec.draw import NEGATIVE_INFINITY, Draw, DrawnRow, Found, changes_logits, draw_rows
 from radixrt.model.outputs import likeliest
 from radixrt.sched.sequence import Sequence
 from radixrt.types import TokenLogprob
@@ -46,20 +46,14 @@ def sample(
         return []
     known_ids, known_best = found or likeliest(logits)
     token_ids, best = list(known_ids), list(known_best)
-    known = [
-        pair if _is_left(row, pair[0]) else None
-        for row, pair in zip(rows, zip(known_ids, known_best, strict=True), strict=True)
-    ]
-    drawn = [index for index, row in enumerate(rows) if known[index] is None or not row.sampling.is_greedy]
+    drawn = []
+    for at, (row, token_id, value) in enumerate(zip(rows, known_ids, known_best, strict=True)):
+        is_left = _is_left(row, token_id)
+        if not (is_left and row.sampling.is_greedy):
+            drawn.append(DrawnRow(at, row, (token_id, value) if is_left else None))
     if drawn:
-        each = logits.unbind()
-        outcomes = draw(
-            [each[index] for index in drawn],
-            [rows[index] for index in drawn],
-            [known[index] for index in drawn],
-        )
-        for index, token_id, value in zip(drawn, *outcomes, strict=True):
-            token_ids[index], best[index] = token_id, value
+        for (at, _, _), token_id, value in zip(drawn, *draw(logits, drawn), strict=True):
+            token_ids[at], best[at] = token_id, value
     return [verdict(*outcome) for outcome in zip(token_ids, best, rows, strict=True)]
 
 

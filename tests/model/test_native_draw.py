@@ -11,7 +11,8 @@ import torch
 from radixrt_kernels.cpu.build import COMPILER
 
 from radixrt.exec.batch import SampleRow
-from radixrt.exec.draw import draw_rows
+from radixrt.exec.draw import DrawnRow
+from radixrt.exec.draw import draw_rows as plain_rule
 from radixrt.exec.native_draw import NativeDraw
 from radixrt.model.attention import cpu
 from radixrt.sched.sequence import Sequence
@@ -63,11 +64,26 @@ LOGITS = {
 }
 
 
+def by_rows(draw):
+    """Draw from one row of logits each."""
+
+    def draw_each(logits, rows, known=None):
+        likeliest = known or [None] * len(rows)
+        drawn = [DrawnRow(at, row, pair) for at, (row, pair) in enumerate(zip(rows, likeliest, strict=True))]
+        return draw(torch.stack(list(logits)), drawn)
+
+    return draw_each
+
+
+draw_rows = by_rows(plain_rule)
+
+
 @pytest.fixture(scope="module")
 def draws(tmp_path_factory):
     folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
     return {
-        variant: NativeDraw(build(folder, variant=variant, num_threads=3).native) for variant in VARIANT_NAMES
+        variant: by_rows(NativeDraw(build(folder, variant=variant, num_threads=3).native))
+        for variant in VARIANT_NAMES
     }
 
 
@@ -162,7 +178,7 @@ def test_padding_is_neither_read_nor_drawn(draw):
 
 def test_a_vocabulary_that_grows_is_drawn_from_alike(tmp_path):
     """By less than the room for weights is rounded up to: what is counted by token has no such slack."""
-    draws = {"own": NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native)}
+    draws = {"own": by_rows(NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native))}
     for size in (200_001, 200_008):
         rows = [row_of(0.5, output=[size - 1] * count, repetition_penalty=1.7) for count in (1, 2, 3)]
         assert_drawn(draws, [logits_of("normal", size, size)] * len(rows), rows)
@@ -254,10 +270,9 @@ def test_frequencies_follow_the_probabilities(draw):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"logits": torch.zeros(40, dtype=torch.float64)}, "logits must be float32 in one row on the CPU"),
-        ({"logits": torch.zeros(2, 40)}, "logits must be float32 in one row"),
-        ({"logits": torch.zeros(80)[::2]}, "logits must be float32 in one row"),
-        ({"logits": torch.zeros(39)}, r"num_token_ids must be in \[1, 39\], got 40"),
+        ({"at": 1}, r"at must be a row in \[0, 1\), got 1"),
+        ({"at": -1}, "at must be a row in"),
+        ({"likeliest": (40, 0.0)}, r"likeliest must be a token in \[0, 40\), got 40"),
         ({"mask": np.ones(1, np.int32)}, r"a mask must be \[2\] int32"),
         ({"token_ids": array("q", (1, 2))}, "token_ids must be 'i' and begin with 1 of the prompt, got"),
         ({"num_prompt_tokens": 3}, "begin with 3 of the prompt"),
@@ -273,11 +288,33 @@ def test_frequencies_follow_the_probabilities(draw):
     ],
 )
 def test_rows_that_cannot_be_drawn_are_refused(tmp_path, changed, message):
-    native = build(tiny_model("llama", tmp_path / "tiny")).native
-    penalties = (1.0, 0.0, 0.0)
-    row = cpu.DrawRow(
-        torch.zeros(40), None, {}, (), array("i", (1, 2)), 1, *penalties, 1.0, 0, 1.0, 0.0, uniform=0.5
-    )
-    assert native.draw([], num_token_ids=40) == ([], [])
+    native, logits = build(tiny_model("llama", tmp_path / "tiny")).native, torch.zeros(1, 40)
+    assert native.draw(logits, [], num_token_ids=40) == ([], [])
     with pytest.raises(ValueError, match=message):
-        native.draw([row, row._replace(**changed)], num_token_ids=40)
+        native.draw(logits, [PLAIN_ROW, PLAIN_ROW._replace(**changed)], num_token_ids=40)
+
+
+PLAIN_ROW = cpu.DrawRow(0, None, {}, (), array("i", (1, 2)), 1, 1.0, 0.0, 0.0, 1.0, 0, 1.0, 0.0, uniform=0.5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(1, 40, dtype=torch.float64), "logits must be rows of float32 on the CPU"),
+        (torch.zeros(40), "logits must be rows of float32"),
+        (torch.zeros(40, 1).T.expand(1, 40)[:, ::2], "logits must be rows of float32"),
+        (torch.zeros(1, 39), r"num_token_ids must be in \[1, 39\], got 40"),
+    ],
+)
+def test_logits_that_cannot_be_read_are_refused(tmp_path, logits, message):
+    native = build(tiny_model("llama", tmp_path / "tiny")).native
+    with pytest.raises(ValueError, match=message):
+        native.draw(logits, [PLAIN_ROW], num_token_ids=40)
+
+
+def test_rows_of_logits_may_lie_apart_and_be_drawn_from_in_any_order(tmp_path):
+    logits = torch.stack([logits_of("normal", 203, seed) for seed in range(6)])
+    rows = [DrawnRow(at, row_of(0.4, temperature=2.0)) for at in (2, 0, 2, 1)]
+    native = NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native)
+    for view in (logits[::2], logits[::2, :200]):
+        assert native(view, rows) == plain_rule(view, rows)

@@ -18,7 +18,7 @@ class DrawRow(NamedTuple):
     """A token to draw, by the row's own numbers.
 
     Attributes:
-        logits: [at least num_token_ids] float32, raw.
+        at: which row of logits it is drawn from.
         mask: [ceil(num_token_ids / 32)] int32, 1 = allowed; None = all are.
         bias: what is added to logits. banned_ids: tokens that are not drawn.
         token_ids: [num_tokens] int32, the sequence so far; the first num_prompt_tokens are its prompt.
@@ -28,7 +28,7 @@ class DrawRow(NamedTuple):
         likeliest: the first of the largest logits after all but temperature, and its id first; None = to be found.
     """
 
-    logits: torch.Tensor
+    at: int
     mask: Mask | None
     bias: Mapping[int, float]
     banned_ids: Sequence[int]
@@ -59,18 +59,19 @@ class DrawTable:
         ValueError: a type or shape differs, a number is out of range.
     """
 
-    def __init__(self, rows: Sequence[DrawRow], num_token_ids: int) -> None:
-        self._kept: list[object] = [rows]
+    def __init__(self, logits: torch.Tensor, rows: Sequence[DrawRow], *, num_token_ids: int) -> None:
+        num_rows, first, row_bytes = *_check_logits(logits, num_token_ids), 4 * logits.stride(0)
+        self._kept: list[object] = [logits, rows]
         packed = bytearray(DRAW.size * len(rows))
         for index, row in enumerate(rows):
-            _check(row, num_token_ids)
+            _check(row, num_rows, num_token_ids)
             likeliest, largest = row.likeliest or UNKNOWN
             num_biases, bias_ids, biases, num_banned, banned_ids = self._changes(row)
             token_ids, num_tokens = row.token_ids.buffer_info()
             DRAW.pack_into(
                 packed,
                 DRAW.size * index,
-                row.logits.data_ptr(),
+                first + row_bytes * row.at,
                 0 if row.mask is None else mask_address(row.mask, num_token_ids),
                 *(bias_ids, biases, banned_ids, token_ids),
                 *(num_biases, num_banned, num_tokens, row.num_prompt_tokens),
@@ -96,14 +97,21 @@ class DrawTable:
         return len(bias_ids), *addresses, len(banned_ids), banned_ids.buffer_info()[0]
 
 
-def _check(row: DrawRow, num_token_ids: int) -> None:
-    logits = row.logits
-    if logits.dtype != torch.float32 or logits.dim() != 1 or not logits.is_cpu or not logits.is_contiguous():
+def _check_logits(logits: torch.Tensor, num_token_ids: int) -> tuple[int, int]:
+    """Give number of rows and address."""
+    shape = logits.shape
+    if logits.dtype != torch.float32 or len(shape) != 2 or not logits.is_cpu or logits.stride(1) != 1:
         raise ValueError(
-            f"logits must be float32 in one row on the CPU, got {list(logits.shape)} {logits.dtype}"
+            f"logits must be rows of float32 on the CPU, got {list(shape)} {logits.dtype}, strides {logits.stride()}"
         )
-    if not 1 <= num_token_ids <= len(logits):
-        raise ValueError(f"num_token_ids must be in [1, {len(logits)}], got {num_token_ids}")
+    if not 1 <= num_token_ids <= shape[1]:
+        raise ValueError(f"num_token_ids must be in [1, {shape[1]}], got {num_token_ids}")
+    return shape[0], logits.data_ptr()
+
+
+def _check(row: DrawRow, num_rows: int, num_token_ids: int) -> None:
+    if not 0 <= row.at < num_rows:
+        raise ValueError(f"at must be a row in [0, {num_rows}), got {row.at}")
     if row.token_ids.typecode != "i" or not 0 <= row.num_prompt_tokens <= len(row.token_ids):
         raise ValueError(
             f"token_ids must be 'i' and begin with {row.num_prompt_tokens} of the prompt, got "
