@@ -158,6 +158,123 @@ def test_biases_penalties_and_bans_come_first(draws, kind):
         assert_drawn(draws, [values], [row])  # what a row counts is forgotten after it
 
 
+def weights_of(logits, temperature):
+    """Give float64 weights whose largest is 1."""
+    gaps = logits.numpy() - logits.numpy().max()
+    return np.exp(gaps.astype(np.float64) / temperature)
+
+
+NEAR = (
+    -1e-5,
+    -1e-6,
+    -1e-7,
+    -1e-8,
+    -1e-9,
+    1e-9,
+    1e-8,
+    1e-7,
+    1e-6,
+    1e-5,
+)  # far from rounding of float64, not of float32
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
+@pytest.mark.parametrize("kind", ["normal", "peaked", "flat"])
+def test_numbers_next_to_a_border_fall_on_their_side(draws, kind, temperature):
+    """Weights of float32 are used only where they cannot tell another token."""
+    logits = logits_of(kind, 4999, 5)
+    cumulated = weights_of(logits, temperature).cumsum()
+    rng = np.random.default_rng(7)
+    borders = cumulated[np.searchsorted(cumulated, rng.random(40) * cumulated[-1])] / cumulated[-1]
+    uniforms = [border + near for border in borders.tolist() for near in NEAR]
+    rows = [row_of(uniform, temperature=temperature) for uniform in uniforms if 0 <= uniform < 1]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+@pytest.mark.parametrize("kind", ["normal", "peaked", "flat"])
+def test_top_p_next_to_a_border_keeps_its_side(draws, kind):
+    """The number is so high that the last token which is kept is drawn or not."""
+    logits = logits_of(kind, 4999, 6)
+    weights = weights_of(logits, 1.0)
+    order = np.argsort(-weights, kind="stable")
+    cumulated = weights[order].cumsum()
+    rows = []
+    for rank in (0, 1, 2, 10, 100, 700, 2000):
+        kept = np.sort(order[: rank + 1])
+        shares = weights[kept].cumsum() / weights[kept].sum()
+        place = int(np.flatnonzero(kept == order[rank])[0])
+        inside = (shares[place] + (shares[place - 1] if place else 0.0)) / 2
+        top_p = cumulated[rank] / cumulated[-1]
+        rows += [row_of(inside, top_p=top_p + near) for near in NEAR if 0 < top_p + near <= 1]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+def test_min_p_next_to_a_weight_keeps_its_side(draws):
+    logits = logits_of("normal", 4999, 7)
+    weights = weights_of(logits, 1.0)
+    order = np.argsort(-weights, kind="stable")
+    rows = []
+    for rank in (1, 2, 10, 100, 700, 4000):
+        kept = np.sort(order[: rank + 1])
+        shares = weights[kept].cumsum() / weights[kept].sum()
+        place = int(np.flatnonzero(kept == order[rank])[0])
+        inside = (shares[place] + (shares[place - 1] if place else 0.0)) / 2
+        rows += [row_of(inside, min_p=weights[order[rank]] * (1 + near)) for near in NEAR]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+@pytest.mark.parametrize("size", [2, 15, 17, 31, 32, 33, 255, 256, 257, 511, 513, 1025])
+def test_whole_and_broken_panels_and_blocks_are_drawn_from_alike(draws, size):
+    logits = logits_of("normal", size, size)
+    for mask in (None, mask_of(0.6, size, size), mask_of(1e-9, size, size)):
+        rows = [
+            row_of(uniform, mask=mask, **settings)
+            for settings in ({"temperature": 3.0}, {"top_p": 0.8123}, {"top_k": 9}, {"min_p": 0.02})
+            for uniform in (0.0, 1e-9, 0.2345, 0.6789, 0.98765, 1 - 2**-53)
+        ]
+        assert_drawn(draws, [logits] * len(rows), rows)
+
+
+def test_temperatures_and_biases_may_be_anything(draws):
+    """Also what float32 has no room for."""
+    rows, logits = [], []
+    for kind in ("normal", "far apart", "high", "many equal"):
+        for temperature in (5e-324, 1e-300, 1e-38, 1e-18, 1e-9, 1e-3, 50.0, 100.0):
+            for settings in (
+                {},
+                {"top_p": 0.8123},
+                {"top_k": 3},
+                {"min_p": 0.3},
+                {"logit_bias": {9: 100.0, 4: -100.0}},
+            ):
+                rows.append(row_of(0.61803, temperature=temperature, **settings))
+                logits.append(logits_of(kind, 313, len(rows)))
+    assert_drawn(draws, logits, rows)
+
+
+def test_the_likeliest_may_be_told(draws):
+    """Then nobody looks for it: of a row that nothing changes but a mask that allows it."""
+    for size in (40, 1357):
+        logits = logits_of("many equal", size, size)
+        first = (int(logits.argmax()), float(logits.max()))
+        mask = mask_of(0.5, size, size)
+        mask.view(np.uint32)[first[0] // 32] |= np.uint32(1 << first[0] % 32)
+        for allowed in (None, mask):
+            rows = [
+                row_of(uniform, mask=allowed, **settings)
+                for settings, uniform in itertools.product(SETTINGS, UNIFORMS)
+            ]
+            expected = draw_rows([logits] * len(rows), rows)
+            for variant, draw in draws.items():
+                assert draw([logits] * len(rows), rows, [first] * len(rows)) == expected, variant
+
+
+def test_what_is_told_is_believed(draw):
+    """A likeliest token that is told wrongly is what a greedy row gets: nobody looks again."""
+    told = (3, 1.5)
+    assert draw([torch.zeros(40)], [row_of(temperature=0)], [told]) == ([3], [1.5])
+
+
 def test_a_large_vocabulary_is_drawn_from_alike(draws):
     """Bands of weights are split before they are sorted; equal ones cannot be."""
     for seed, kind in enumerate(("normal", "flat", "many equal")):
