@@ -26,7 +26,7 @@ public:
     void reserve(int64_t num_columns) {
         weights_.reserve((num_columns + kPanel - 1) / kPanel * kPanel);
         sums_.reserve(num_columns / kBlock + 1);
-        token_ids_.reserve(most_candidates(num_columns) + kPanel);
+        token_ids_.reserve(num_columns + kPanel);  // any number may lie next to a cut
     }
 
     // All that float32 can tell of scale * (x - largest), in base 2.
