@@ -82,7 +82,10 @@ public:
         auto is_enough = [&](const Mass& mass) { return draw.top_k ? mass.count >= draw.top_k : mass.sum >= share; };
         for (float cut = 0.25f; cut >= kLeastCut; cut *= 0.25f) {
             const Mass mass = mass_from(cut);
-            if (!is_enough(mass)) continue;
+            if (!is_enough(mass)) {
+                if (mass.count > most) return false;
+                continue;
+            }
             if (mass.count > kFew && is_enough(mass_from(2 * cut))) cut *= 2;
             return (mass.count <= most || mass_from(cut).count <= most) && collect(cut);
         }
