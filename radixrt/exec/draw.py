@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +22,32 @@ NEGATIVE_INFINITY = float("-inf")
 FIRST_SORTED = 1024
 
 Found = tuple[list[int], list[float]]  # of N rows: a token, and the largest logit
-# N rows of raw logits [V] float32, which are not changed, and how to draw from each -> tokens, and the largest logits after
-# all that is before temperature; where that is not finite nothing can be drawn, and the token is the likeliest.
-Draw = Callable[[Seq[torch.Tensor], Seq[SampleRow]], Found]
 
 
-def draw_rows(logits: Seq[torch.Tensor], rows: Seq[SampleRow]) -> Found:
+class DrawnRow(NamedTuple):
+    """A row to draw from.
+
+    Attributes:
+        at: which row of logits.
+        row: how to draw.
+        likeliest: the first of the largest logits after all that is before temperature, its id and itself, where that is
+            known.
+    """
+
+    at: int
+    row: SampleRow
+    likeliest: tuple[int, float] | None = None
+
+
+# Raw logits [N, V] float32, which are not changed, and the rows to draw from -> tokens, and the largest logits after all that
+# is before temperature; where that is not finite nothing can be drawn, and the token is the likeliest.
+Draw = Callable[[torch.Tensor, Seq[DrawnRow]], Found]
+
+
+def draw_rows(logits: torch.Tensor, wanted: Seq[DrawnRow]) -> Found:
     """Draw one token per row, from its own numbers alone; a greedy row's is the likeliest. See `Draw`."""
-    values = _adjust(torch.stack(list(logits)), rows)
+    rows = [row for _, row, _ in wanted]
+    values = _adjust(logits[[at for at, _, _ in wanted]], rows)
     token_ids, best = likeliest(values)
     whole: list[int] = []  # drawn from all that is allowed
     for index, row in enumerate(rows):

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from radixrt.exec.batch import SampleRow
-from radixrt.exec.draw import Found
+from radixrt.exec.draw import DrawnRow, Found
 from radixrt.model.attention import cpu
 
 
@@ -17,15 +16,16 @@ class NativeDraw:
     def __init__(self, native: cpu.CpuDecoder) -> None:
         self._native = native
 
-    def __call__(self, logits: Seq[torch.Tensor], rows: Seq[SampleRow]) -> Found:
+    def __call__(self, logits: torch.Tensor, rows: Seq[DrawnRow]) -> Found:
         """Do `draw_rows`. A token differs where a number falls within rounding of a border between two."""
-        return self._native.draw(list(map(_draw_row, logits, rows)), num_token_ids=len(logits[0]))
+        return self._native.draw(logits, list(map(_draw_row, rows)), num_token_ids=logits.shape[1])
 
 
-def _draw_row(logits: torch.Tensor, row: SampleRow) -> cpu.DrawRow:
-    sequence, sampling = row.sequence, row.sampling
+def _draw_row(drawn: DrawnRow) -> cpu.DrawRow:
+    at, row, likeliest = drawn
+    sequence, sampling = row.sequence, row.sequence.request.sampling
     return cpu.DrawRow(
-        logits,
+        at,
         row.mask,
         sampling.logit_bias,
         row.banned_ids,
@@ -39,4 +39,5 @@ def _draw_row(logits: torch.Tensor, row: SampleRow) -> cpu.DrawRow:
         sampling.top_p,
         sampling.min_p,
         row.uniform,
+        likeliest,
     )

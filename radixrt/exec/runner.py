@@ -17,7 +17,7 @@ from radixrt.exec.draw import Draw, Found, draw_rows
 from radixrt.kv.store import KVStore
 from radixrt.model.inputs import BatchInputs
 from radixrt.model.outputs import GetMasks, Mask, Prediction
-from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult
+from radixrt.sched.plan import Chunk, ChunkResult, StepPlan, StepResult, sampled
 from radixrt.types import TokenLogprob
 
 S = TypeVar("S")  # a step on its way, as its runner keeps it
@@ -139,6 +139,10 @@ class ModelRunner:
         if logits is None:
             drawn = sampler.take_likeliest(step.rows, (token_ids, largest))
             step.result = _result_of(plan, drawn, step.rows)
+        elif all(chunk.sequence.plain_ends is not None for chunk in plan.chunks):  # a row of logits each
+            found, drawable = (token_ids, largest), self._drawable(logits)
+            drawn = sampler.sample(drawable, step.rows, found=found, draw=self.draw)
+            step.result = _result_of(plan, drawn, step.rows)
         else:
             step.result = self._sample(plan, logits, (token_ids, largest), step.rows)
 
@@ -155,6 +159,9 @@ class ModelRunner:
         rows = make()
         return lambda: rows
 
+    def _drawable(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if logits.shape[1] == self.num_token_ids else logits[:, : self.num_token_ids]
+
     def _sample(
         self, plan: StepPlan, logits: torch.Tensor, found: Found, rows: list[SampleRow]
     ) -> StepResult:
@@ -167,7 +174,7 @@ class ModelRunner:
                 sample_at.append(row)
                 row += 1
         token_ids, largest = found
-        drawable = logits if logits.shape[1] == self.num_token_ids else logits[:, : self.num_token_ids]
+        drawable = self._drawable(logits)
         if row > len(sample_at):
             drawable = drawable[sample_at]
             token_ids, largest = [token_ids[at] for at in sample_at], [largest[at] for at in sample_at]
@@ -242,6 +249,8 @@ def _result_of(plan: StepPlan, drawn: list[int | RadixrtError], rows: list[Sampl
         outcome, row = next(outcomes)
         if isinstance(outcome, RadixrtError):
             results.append(ChunkResult(error=outcome))
+        elif row.mask is None:
+            results.append(sampled(outcome))
         else:
-            results.append(ChunkResult(outcome, mask_s=None if row.mask is None else row.mask_s))
+            results.append(ChunkResult(outcome, mask_s=row.mask_s))
     return StepResult(tuple(results))

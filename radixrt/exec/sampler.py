@@ -11,7 +11,7 @@ import torch
 
 from radixrt.errors import DeviceError, GrammarDeadEnd, RadixrtError
 from radixrt.exec.batch import SampleRow, is_allowed, is_measured, unpack_masks
-from radixrt.exec.draw import NEGATIVE_INFINITY, Draw, Found, changes_logits, draw_rows
+from radixrt.exec.draw import NEGATIVE_INFINITY, Draw, DrawnRow, Found, changes_logits, draw_rows
 from radixrt.model.outputs import likeliest
 from radixrt.sched.sequence import Sequence
 from radixrt.types import TokenLogprob
@@ -46,11 +46,14 @@ def sample(
         return []
     known_ids, known_best = found or likeliest(logits)
     token_ids, best = list(known_ids), list(known_best)
-    drawn = [index for index, row in enumerate(rows) if not _is_settled(row, token_ids[index])]
+    drawn = []
+    for at, (row, token_id, value) in enumerate(zip(rows, known_ids, known_best, strict=True)):
+        is_left = _is_left(row, token_id)
+        if not (is_left and row.sampling.is_greedy):
+            drawn.append(DrawnRow(at, row, (token_id, value) if is_left else None))
     if drawn:
-        outcomes = draw([logits[index] for index in drawn], [rows[index] for index in drawn])
-        for index, token_id, value in zip(drawn, *outcomes, strict=True):
-            token_ids[index], best[index] = token_id, value
+        for (at, _, _), token_id, value in zip(drawn, *draw(logits, drawn), strict=True):
+            token_ids[at], best[at] = token_id, value
     return [verdict(*outcome) for outcome in zip(token_ids, best, rows, strict=True)]
 
 
@@ -65,9 +68,9 @@ def verdict(token_id: int, best: float, row: SampleRow) -> int | RadixrtError:
     return token_id
 
 
-def _is_settled(row: SampleRow, likeliest: int) -> bool:
-    """Tell whether the likeliest token is the one: nothing applies but a mask, which allows it."""
-    if not row.sampling.is_greedy or row.banned_ids or changes_logits(row.sampling):
+def _is_left(row: SampleRow, likeliest: int) -> bool:
+    """Tell whether the likeliest token stays the likeliest: nothing applies but a mask, which allows it. Pure."""
+    if row.banned_ids or changes_logits(row.sampling):
         return False
     return row.mask is None or is_allowed(row.mask, likeliest)
 

@@ -247,3 +247,36 @@ def test_the_likeliest_tokens_are_judged_as_drawn_ones():
     assert drawn[0] == taken[0] == found[0][0]
     assert isinstance(taken[1], DeviceError)
     assert str(drawn[1]) == str(taken[1])
+
+
+def test_draws_are_told_the_likeliest_where_nothing_changes_it():
+    """By a mask that allows it, it stays; who is greedy then is not drawn for at all."""
+    logits = logits_of(8)
+    found = likeliest(logits)
+    only = [refusing(token_id, is_refused=False) for token_id in found[0]]
+    rows = [
+        row(),
+        row(mask=only[1]),
+        row(mask=refusing(found[0][2], is_refused=True)),
+        row(banned=(found[0][3],)),
+        row(logit_bias={found[0][4]: -50.0}),
+        row(output=(found[0][5],), presence_penalty=2.0),
+        row(temperature=0, mask=only[6]),
+        row(temperature=0, mask=refusing(found[0][7], is_refused=True)),
+    ]
+    told = {}
+
+    def draw(values, drawn):
+        told.update({at: known for at, _, known in drawn})
+        return draw_module.draw_rows(values, drawn)
+
+    assert sample(logits, rows, found=found, draw=draw) == sample(logits, rows)
+    pairs = list(zip(*found, strict=True))
+    assert told == {0: pairs[0], 1: pairs[1], 2: None, 3: None, 4: None, 5: None, 7: None}
+
+
+def refusing(token_id, *, is_refused):
+    """Give a mask of all tokens but one, or of that one only."""
+    mask = np.full(-(-V // 32), -1 if is_refused else 0, np.int32)
+    mask.view(np.uint32)[token_id // 32] ^= np.uint32(1 << token_id % 32)
+    return mask

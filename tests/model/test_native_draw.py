@@ -11,7 +11,8 @@ import torch
 from radixrt_kernels.cpu.build import COMPILER
 
 from radixrt.exec.batch import SampleRow
-from radixrt.exec.draw import draw_rows
+from radixrt.exec.draw import DrawnRow
+from radixrt.exec.draw import draw_rows as plain_rule
 from radixrt.exec.native_draw import NativeDraw
 from radixrt.model.attention import cpu
 from radixrt.sched.sequence import Sequence
@@ -63,11 +64,26 @@ LOGITS = {
 }
 
 
+def by_rows(draw):
+    """Draw from one row of logits each."""
+
+    def draw_each(logits, rows, known=None):
+        likeliest = known or [None] * len(rows)
+        drawn = [DrawnRow(at, row, pair) for at, (row, pair) in enumerate(zip(rows, likeliest, strict=True))]
+        return draw(torch.stack(list(logits)), drawn)
+
+    return draw_each
+
+
+draw_rows = by_rows(plain_rule)
+
+
 @pytest.fixture(scope="module")
 def draws(tmp_path_factory):
     folder = tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny")
     return {
-        variant: NativeDraw(build(folder, variant=variant, num_threads=3).native) for variant in VARIANT_NAMES
+        variant: by_rows(NativeDraw(build(folder, variant=variant, num_threads=3).native))
+        for variant in VARIANT_NAMES
     }
 
 
@@ -142,6 +158,123 @@ def test_biases_penalties_and_bans_come_first(draws, kind):
         assert_drawn(draws, [values], [row])  # what a row counts is forgotten after it
 
 
+def weights_of(logits, temperature):
+    """Give float64 weights whose largest is 1."""
+    gaps = logits.numpy() - logits.numpy().max()
+    return np.exp(gaps.astype(np.float64) / temperature)
+
+
+NEAR = (
+    -1e-5,
+    -1e-6,
+    -1e-7,
+    -1e-8,
+    -1e-9,
+    1e-9,
+    1e-8,
+    1e-7,
+    1e-6,
+    1e-5,
+)  # far from rounding of float64, not of float32
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.5])
+@pytest.mark.parametrize("kind", ["normal", "peaked", "flat"])
+def test_numbers_next_to_a_border_fall_on_their_side(draws, kind, temperature):
+    """Weights of float32 are used only where they cannot tell another token."""
+    logits = logits_of(kind, 4999, 5)
+    cumulated = weights_of(logits, temperature).cumsum()
+    rng = np.random.default_rng(7)
+    borders = cumulated[np.searchsorted(cumulated, rng.random(40) * cumulated[-1])] / cumulated[-1]
+    uniforms = [border + near for border in borders.tolist() for near in NEAR]
+    rows = [row_of(uniform, temperature=temperature) for uniform in uniforms if 0 <= uniform < 1]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+@pytest.mark.parametrize("kind", ["normal", "peaked", "flat"])
+def test_top_p_next_to_a_border_keeps_its_side(draws, kind):
+    """The number is so high that the last token which is kept is drawn or not."""
+    logits = logits_of(kind, 4999, 6)
+    weights = weights_of(logits, 1.0)
+    order = np.argsort(-weights, kind="stable")
+    cumulated = weights[order].cumsum()
+    rows = []
+    for rank in (0, 1, 2, 10, 100, 700, 2000):
+        kept = np.sort(order[: rank + 1])
+        shares = weights[kept].cumsum() / weights[kept].sum()
+        place = int(np.flatnonzero(kept == order[rank])[0])
+        inside = (shares[place] + (shares[place - 1] if place else 0.0)) / 2
+        top_p = cumulated[rank] / cumulated[-1]
+        rows += [row_of(inside, top_p=top_p + near) for near in NEAR if 0 < top_p + near <= 1]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+def test_min_p_next_to_a_weight_keeps_its_side(draws):
+    logits = logits_of("normal", 4999, 7)
+    weights = weights_of(logits, 1.0)
+    order = np.argsort(-weights, kind="stable")
+    rows = []
+    for rank in (1, 2, 10, 100, 700, 4000):
+        kept = np.sort(order[: rank + 1])
+        shares = weights[kept].cumsum() / weights[kept].sum()
+        place = int(np.flatnonzero(kept == order[rank])[0])
+        inside = (shares[place] + (shares[place - 1] if place else 0.0)) / 2
+        rows += [row_of(inside, min_p=weights[order[rank]] * (1 + near)) for near in NEAR]
+    assert_drawn(draws, [logits] * len(rows), rows)
+
+
+@pytest.mark.parametrize("size", [2, 15, 17, 31, 32, 33, 255, 256, 257, 511, 513, 1025])
+def test_whole_and_broken_panels_and_blocks_are_drawn_from_alike(draws, size):
+    logits = logits_of("normal", size, size)
+    for mask in (None, mask_of(0.6, size, size), mask_of(1e-9, size, size)):
+        rows = [
+            row_of(uniform, mask=mask, **settings)
+            for settings in ({"temperature": 3.0}, {"top_p": 0.8123}, {"top_k": 9}, {"min_p": 0.02})
+            for uniform in (0.0, 1e-9, 0.2345, 0.6789, 0.98765, 1 - 2**-53)
+        ]
+        assert_drawn(draws, [logits] * len(rows), rows)
+
+
+def test_temperatures_and_biases_may_be_anything(draws):
+    """Also what float32 has no room for."""
+    rows, logits = [], []
+    for kind in ("normal", "far apart", "high", "many equal"):
+        for temperature in (5e-324, 1e-300, 1e-38, 1e-18, 1e-9, 1e-3, 50.0, 100.0):
+            for settings in (
+                {},
+                {"top_p": 0.8123},
+                {"top_k": 3},
+                {"min_p": 0.3},
+                {"logit_bias": {9: 100.0, 4: -100.0}},
+            ):
+                rows.append(row_of(0.61803, temperature=temperature, **settings))
+                logits.append(logits_of(kind, 313, len(rows)))
+    assert_drawn(draws, logits, rows)
+
+
+def test_the_likeliest_may_be_told(draws):
+    """Then nobody looks for it: of a row that nothing changes but a mask that allows it."""
+    for size in (40, 1357):
+        logits = logits_of("many equal", size, size)
+        first = (int(logits.argmax()), float(logits.max()))
+        mask = mask_of(0.5, size, size)
+        mask.view(np.uint32)[first[0] // 32] |= np.uint32(1 << first[0] % 32)
+        for allowed in (None, mask):
+            rows = [
+                row_of(uniform, mask=allowed, **settings)
+                for settings, uniform in itertools.product(SETTINGS, UNIFORMS)
+            ]
+            expected = draw_rows([logits] * len(rows), rows)
+            for variant, draw in draws.items():
+                assert draw([logits] * len(rows), rows, [first] * len(rows)) == expected, variant
+
+
+def test_what_is_told_is_believed(draw):
+    """A likeliest token that is told wrongly is what a greedy row gets: nobody looks again."""
+    told = (3, 1.5)
+    assert draw([torch.zeros(40)], [row_of(temperature=0)], [told]) == ([3], [1.5])
+
+
 def test_a_large_vocabulary_is_drawn_from_alike(draws):
     """Bands of weights are split before they are sorted; equal ones cannot be."""
     for seed, kind in enumerate(("normal", "flat", "many equal")):
@@ -162,7 +295,7 @@ def test_padding_is_neither_read_nor_drawn(draw):
 
 def test_a_vocabulary_that_grows_is_drawn_from_alike(tmp_path):
     """By less than the room for weights is rounded up to: what is counted by token has no such slack."""
-    draws = {"own": NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native)}
+    draws = {"own": by_rows(NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native))}
     for size in (200_001, 200_008):
         rows = [row_of(0.5, output=[size - 1] * count, repetition_penalty=1.7) for count in (1, 2, 3)]
         assert_drawn(draws, [logits_of("normal", size, size)] * len(rows), rows)
@@ -254,10 +387,9 @@ def test_frequencies_follow_the_probabilities(draw):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"logits": torch.zeros(40, dtype=torch.float64)}, "logits must be float32 in one row on the CPU"),
-        ({"logits": torch.zeros(2, 40)}, "logits must be float32 in one row"),
-        ({"logits": torch.zeros(80)[::2]}, "logits must be float32 in one row"),
-        ({"logits": torch.zeros(39)}, r"num_token_ids must be in \[1, 39\], got 40"),
+        ({"at": 1}, r"at must be a row in \[0, 1\), got 1"),
+        ({"at": -1}, "at must be a row in"),
+        ({"likeliest": (40, 0.0)}, r"likeliest must be a token in \[0, 40\), got 40"),
         ({"mask": np.ones(1, np.int32)}, r"a mask must be \[2\] int32"),
         ({"token_ids": array("q", (1, 2))}, "token_ids must be 'i' and begin with 1 of the prompt, got"),
         ({"num_prompt_tokens": 3}, "begin with 3 of the prompt"),
@@ -273,11 +405,33 @@ def test_frequencies_follow_the_probabilities(draw):
     ],
 )
 def test_rows_that_cannot_be_drawn_are_refused(tmp_path, changed, message):
-    native = build(tiny_model("llama", tmp_path / "tiny")).native
-    penalties = (1.0, 0.0, 0.0)
-    row = cpu.DrawRow(
-        torch.zeros(40), None, {}, (), array("i", (1, 2)), 1, *penalties, 1.0, 0, 1.0, 0.0, uniform=0.5
-    )
-    assert native.draw([], num_token_ids=40) == ([], [])
+    native, logits = build(tiny_model("llama", tmp_path / "tiny")).native, torch.zeros(1, 40)
+    assert native.draw(logits, [], num_token_ids=40) == ([], [])
     with pytest.raises(ValueError, match=message):
-        native.draw([row, row._replace(**changed)], num_token_ids=40)
+        native.draw(logits, [PLAIN_ROW, PLAIN_ROW._replace(**changed)], num_token_ids=40)
+
+
+PLAIN_ROW = cpu.DrawRow(0, None, {}, (), array("i", (1, 2)), 1, 1.0, 0.0, 0.0, 1.0, 0, 1.0, 0.0, uniform=0.5)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(1, 40, dtype=torch.float64), "logits must be rows of float32 on the CPU"),
+        (torch.zeros(40), "logits must be rows of float32"),
+        (torch.zeros(40, 1).T.expand(1, 40)[:, ::2], "logits must be rows of float32"),
+        (torch.zeros(1, 39), r"num_token_ids must be in \[1, 39\], got 40"),
+    ],
+)
+def test_logits_that_cannot_be_read_are_refused(tmp_path, logits, message):
+    native = build(tiny_model("llama", tmp_path / "tiny")).native
+    with pytest.raises(ValueError, match=message):
+        native.draw(logits, [PLAIN_ROW], num_token_ids=40)
+
+
+def test_rows_of_logits_may_lie_apart_and_be_drawn_from_in_any_order(tmp_path):
+    logits = torch.stack([logits_of("normal", 203, seed) for seed in range(6)])
+    rows = [DrawnRow(at, row_of(0.4, temperature=2.0)) for at in (2, 0, 2, 1)]
+    native = NativeDraw(build(tiny_model("llama", tmp_path / "tiny")).native)
+    for view in (logits[::2], logits[::2, :200]):
+        assert native(view, rows) == plain_rule(view, rows)

@@ -200,16 +200,19 @@ class CpuDecoder:
         check_status(status)
         return StepOutputs(logits, likeliest.tolist(), largest.tolist())
 
-    def draw(self, rows: Sequence[DrawRow], *, num_token_ids: int) -> tuple[list[int], list[float]]:
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[DrawRow], *, num_token_ids: int
+    ) -> tuple[list[int], list[float]]:
         """Draw one token per row (src/draw.h), on the decoder's threads.
 
         Args:
+            logits: [N, at least num_token_ids] float32, raw; a row's are contiguous.
             rows: see draw.py.
         Returns: the tokens, and each row's largest adjusted logit; where that is not finite the token is the likeliest.
         Raises:
             ValueError: a type or shape differs, a number is out of range.
         """
-        table = DrawTable(rows, num_token_ids)
+        table = DrawTable(logits, rows, num_token_ids=num_token_ids)
         token_ids: array[int] = array(INT64, bytes(8 * len(rows)))
         largest: array[float] = array("f", bytes(4 * len(rows)))
         addresses = (token_ids.buffer_info()[0], largest.buffer_info()[0])

@@ -106,8 +106,20 @@ inline Floats load_wide(const BFloat16* source) {
 }
 inline Floats load_wide(const float* source) { return load<Floats>(source); }
 
+// 2^f for |f| <= 1/2; the series ends at f^7 / 7!.
+inline Floats exp2_fraction(Floats f) {
+    Floats sum = splat(1.5252734e-5f);
+    sum = sum * f + 1.5403530e-4f;
+    sum = sum * f + 1.3333558e-3f;
+    sum = sum * f + 9.6181291e-3f;
+    sum = sum * f + 5.5504109e-2f;
+    sum = sum * f + 2.4022651e-1f;
+    sum = sum * f + 6.9314718e-1f;
+    return sum * f + 1.0f;
+}
+
 // 2^x for x <= 127; below -126 it gives 2^-126 or so, which is nothing next to the 1 of the largest score.
-// 2^x = 2^n 2^f with |f| <= 1/2; the series ends at f^7 / 7!.
+// 2^x = 2^n 2^f with |f| <= 1/2.
 inline Floats exp2(Floats x) {
     x = larger(x, splat(-126.0f));
 #if defined(__AVX512F__)
@@ -119,14 +131,7 @@ inline Floats exp2(Floats x) {
     const Floats n = x + shift;
     const Floats f = x - (n - shift);
 #endif
-    Floats sum = splat(1.5252734e-5f);
-    sum = sum * f + 1.5403530e-4f;
-    sum = sum * f + 1.3333558e-3f;
-    sum = sum * f + 9.6181291e-3f;
-    sum = sum * f + 5.5504109e-2f;
-    sum = sum * f + 2.4022651e-1f;
-    sum = sum * f + 6.9314718e-1f;
-    sum = sum * f + 1.0f;
+    const Floats sum = exp2_fraction(f);
 #if defined(__AVX512F__)
     return (Floats)_mm512_scalef_ps((__m512)sum, (__m512)n);
 #else
