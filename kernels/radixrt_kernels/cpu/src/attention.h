@@ -49,6 +49,7 @@ public:
           scratch_(scratch),
           head_dim_(layer.kv.head_dim),
           row_words_(layer.kv.head_dim / kWordElements<T>),
+          row_steps_(layer.kv.head_dim / kWordElements<Held<T>>),
           width_(round_up(layer.kv.head_dim, kPanel)),
           rows_per_token_(layer.num_query_heads / layer.kv.num_heads),
           is_quartered_(has_quarters(row_words_)),
@@ -58,7 +59,7 @@ public:
     void run(const Member* members, int64_t num_members, int64_t shared_stop, Ahead next) {
         num_rows_ = 0;
         for (int64_t m = 0; m < num_members; ++m) num_rows_ += members[m].num_tokens * rows_per_token_;
-        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_words_, width_, stop_head_ - first_head_);
+        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_steps_, width_, stop_head_ - first_head_);
         gather(members, num_members);
         if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop, begin(members[0], shared_stop));
         for (int64_t m = 0, row = 0; m < num_members; ++m) {
@@ -99,7 +100,7 @@ private:
 
     void gather(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t position) {
-            gather_q(reinterpret_cast<const Word*>(layer_.q + at), row);
+            gather_q(layer_.q + at, row);
             std::fill_n(&scratch_.sums[row * width_], width_, 0.0f);
             scratch_.maxima[row] = kNothingSeen;
             store(&scratch_.totals[row * kLanes], Floats{});
@@ -107,14 +108,12 @@ private:
         });
     }
 
-    void gather_q(const Word* source, int64_t row) {
-        Word* q = &scratch_.q[row * row_words_];
-        if (!is_quartered_) {
-            std::memcpy(q, source, row_words_ * sizeof(Word));
-            return;
-        }
-        for (int64_t word = 0; word < row_words_; word += kQuarterWords)
-            std::memcpy(q + quartered(word, row_words_), source + word, kQuarterWords * sizeof(Word));
+    void gather_q(const T* source, int64_t row) {
+        Word* q = &scratch_.q[row * row_steps_];
+        if (!is_quartered_) return hold(source, head_dim_, q);
+        constexpr int64_t kElements = kQuarterWords * kWordElements<T>;
+        for (int64_t word = 0; word < row_words_; word += kQuarterWords, source += kElements)
+            hold(source, kElements, q + quartered(word, row_words_) * kHeldSteps<T>);
     }
 
     // The rows [first_row, first_row + num_rows) of every head as products straight from the pages want them: only now,
@@ -123,18 +122,18 @@ private:
 #if defined(__AVX512F__)
         for (int64_t head = 0; head < stop_head_ - first_head_; ++head)
             for (int64_t r = 0; r < num_rows; ++r)
-                widen(&scratch_.q[(head * num_rows_ + first_row + r) * row_words_], row_words_,
+                widen(&scratch_.q[(head * num_rows_ + first_row + r) * row_steps_], row_steps_,
                       wide_of(head * num_rows + r));
 #endif
     }
 
-    Word* wide_of(int64_t row) { return &scratch_.wide_q[row * row_words_ * kQuarterWords]; }
+    Word* wide_of(int64_t row) { return &scratch_.wide_q[row * row_steps_ * kQuarterWords]; }
 
     void scatter(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t) {
             float factor = 1.0f / sum_lanes(load<Floats>(&scratch_.totals[row * kLanes]));
             float* sums = &scratch_.sums[row * width_];
-            put_in_order(sums, head_dim_, T{});
+            put_in_order(sums, head_dim_, T{}, Held<T>{});
             int64_t d = 0;
             for (; d + kLanes <= head_dim_; d += kLanes)
                 store_narrow(layer_.output + at + d, load<Floats>(sums + d) * factor);
@@ -183,7 +182,7 @@ private:
         far_.start();
         int64_t num_vectors = (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
         int64_t num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
-        int64_t num_units = is_direct ? num_vectors : 8 * num_squares + kKeyBlock + 2 * kKeyBlock / kPanel * row_words_;
+        int64_t num_units = is_direct ? num_vectors : 8 * num_squares + kKeyBlock + 2 * kKeyBlock / kPanel * row_steps_;
         far_.spread((stop_head_ - first_head_) * num_units);
     }
 
@@ -245,14 +244,15 @@ private:
     // Keys become panels of 32 positions, values steps over positions.
     void pack_block(int64_t head, int64_t count) {
         for (int64_t first = 0; first < num_places(count); first += kPanel) {
-            Word* panel = &scratch_.keys[first * row_words_];
+            Word* panel = &scratch_.keys[first * row_steps_];
             if (is_quartered_) {
-                pack_panel<true>(keys_ + first, head * row_words_, row_words_, panel, far_);
+                pack_panel<true, kHeldSteps<T>>(keys_ + first, head * row_words_, row_words_, panel, far_);
             } else {
-                pack_panel<false>(keys_ + first, head * row_words_, row_words_, panel, far_);
+                pack_panel<false, kHeldSteps<T>>(keys_ + first, head * row_words_, row_words_, panel, far_);
             }
         }
-        pack_values(values_, head * head_dim_, num_places(count), head_dim_, width_, scratch_.values.data(), far_);
+        pack_values(values_, head * head_dim_, num_places(count), head_dim_, width_, scratch_.values.data(), far_,
+                    Held<T>{});
     }
 
     // Call function(first position, count, key of the first wanted head) for the positions [start, stop), page by page.
@@ -343,10 +343,10 @@ private:
     // Add the weighted values of positions [start, stop) of the block to the sums of kRows rows.
     template <int kRows, bool kIsWide>
     void add_head_directly(int64_t head, int64_t row, int64_t start, int64_t stop) {
-        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
+        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<Held<T>>;
         constexpr int kTwoPanels = 2 * kPanelVectors;
-        const int64_t num_steps = (stop - start + kWordElements<T> - 1) / kWordElements<T>;
-        const Word* weights = &scratch_.weights[head * kRows * kWeightWords + start / kWordElements<T>];
+        const int64_t num_words = (stop - start + kWordElements<T> - 1) / kWordElements<T>;
+        const Word* weights = &scratch_.weights[head * kRows * kWeightWords + start / kWordElements<Held<T>>];
         float* running = &scratch_.sums[row * width_];
         auto [places, near_head] = near_of<kIsWide>(head, kValuePositions);
         const T* const* near = values_ + start + places;
@@ -354,7 +354,7 @@ private:
         auto add = [&](auto num_vectors, int64_t d) {
             add_values_directly<T, kRows, decltype(num_vectors)::value>(weights, kWeightWords, values_ + start,
                                                                         head * head_dim_ + d, near, near_at + d,
-                                                                        num_steps, running + d, width_, far_);
+                                                                        num_words, running + d, width_, far_);
         };
         int64_t d = 0;
         for (; d + 2 * kPanel <= width_; d += 2 * kPanel) add(RowCount<kTwoPanels>{}, d);
@@ -373,8 +373,8 @@ private:
             if constexpr (kFirstRows < kRows) score_panel<kRows - kFirstRows>(first, kFirstRows, p, [] {});
         }
         for (int r = 0; r < kRows; ++r) weigh_row(first + r, block, scores_of(r), weights_of(r));
-        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
-        int64_t num_steps = (visible + kWordElements<T> - 1) / kWordElements<T>;
+        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<Held<T>>;
+        int64_t num_steps = (visible + kWordElements<Held<T>> - 1) / kWordElements<Held<T>>;
         const Word* weights = scratch_.weights.data();
         float* running = &scratch_.sums[first * width_];
         for (int64_t d = 0; d < width_; d += kPanel) {
@@ -382,7 +382,7 @@ private:
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v)
                     sums[r][v] = load<Floats>(running + r * width_ + d + v * kLanes);
-            multiply<T, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums, [] {});
+            multiply<Held<T>, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums, [] {});
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) store(running + r * width_ + d + v * kLanes, sums[r][v]);
         }
@@ -392,15 +392,15 @@ private:
     // twice as many registers.
     template <int kRows, class Each>
     void score_panel(int64_t first, int64_t skip, int64_t p, Each&& each_step) {
-        const int64_t num_steps = is_quartered_ ? row_words_ / 4 : row_words_;
-        const Word* q = &scratch_.q[(first + skip) * row_words_];
-        const Word* panel = &scratch_.keys[p * kPanel * row_words_];
+        const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
+        const Word* q = &scratch_.q[(first + skip) * row_steps_];
+        const Word* panel = &scratch_.keys[p * kPanel * row_steps_];
         float* scores = scores_of(skip) + p * kPanel;
         Floats sums[kRows][kPanelVectors] = {};
-        multiply<T, kRows>(q, row_words_, panel, kPanel, num_steps, sums, each_step);
-        for (int64_t step = num_steps; step < row_words_; step += num_steps) {
+        multiply<Held<T>, kRows>(q, row_steps_, panel, kPanel, num_steps, sums, each_step);
+        for (int64_t step = num_steps; step < row_steps_; step += num_steps) {
             Floats more[kRows][kPanelVectors] = {};
-            multiply<T, kRows>(q + step, row_words_, panel + step * kPanel, kPanel, num_steps, more, each_step);
+            multiply<Held<T>, kRows>(q + step, row_steps_, panel + step * kPanel, kPanel, num_steps, more, each_step);
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) sums[r][v] += more[r][v];
         }
@@ -409,7 +409,7 @@ private:
     }
 
     // Turn a row's scores of a block into weights; a new maximum scales down what was summed before.
-    void weigh_row(int64_t row, int64_t block, float* scores, T* weights) {
+    void weigh_row(int64_t row, int64_t block, float* scores, Held<T>* weights) {
         const int64_t position = scratch_.positions[row];
         const int64_t low = layer_.window ? position + 1 - layer_.window - block : 0, high = position + 1 - block;
         float &maximum = scratch_.maxima[row], *totals = &scratch_.totals[row * kLanes], factor;
@@ -425,12 +425,12 @@ private:
     }
 
     float* scores_of(int64_t row) { return &scratch_.scores[row * kKeyBlock]; }
-    T* weights_of(int64_t row) { return reinterpret_cast<T*>(scratch_.weights.data()) + row * kKeyBlock; }
+    Held<T>* weights_of(int64_t row) { return reinterpret_cast<Held<T>*>(scratch_.weights.data()) + row * kKeyBlock; }
 
     const AttentionLayer<T>& layer_;
     const int64_t first_head_, stop_head_;
     AttentionScratch& scratch_;
-    const int64_t head_dim_, row_words_, width_, rows_per_token_;
+    const int64_t head_dim_, row_words_, row_steps_, width_, rows_per_token_;
     const bool is_quartered_;
     FarLines far_;
     // Behind a block's places, what is read next: asked for while these are in use.

@@ -65,7 +65,7 @@ inline void hide(float* scores, int64_t low, int64_t high) {
 // only where scores outgrow 2^8 is 1.03 times as fast, but the largest weight, then not 1, is rounded to bfloat16: up to
 // 1.4 times the error where one key leads.)
 template <class T, bool kHides>
-inline float weigh(const float* scores, float log2_scale, float& maximum, float* totals, T* weights) {
+inline float weigh(const float* scores, float log2_scale, float& maximum, float* totals, Held<T>* weights) {
     Floats best = load<Floats>(scores), total = load<Floats>(totals);
     for (int64_t i = kLanes; i < kKeyBlock; i += kLanes) best = larger(best, load<Floats>(scores + i));
     best *= log2_scale;
