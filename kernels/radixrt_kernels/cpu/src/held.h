@@ -37,7 +37,12 @@ inline void hold(const T* row, int64_t num_elements, Word* steps) {
     if constexpr (kHeldSteps<T> == 1) {
         std::memcpy(steps, row, num_elements * sizeof(T));
     } else {
-        for (int64_t i = 0; i < num_elements; ++i) steps[i] = (Word)row[i].bits << 16;
+        typedef uint16_t Halves8 __attribute__((vector_size(16)));
+        typedef Word Words8 __attribute__((vector_size(32)));
+        int64_t i = 0;
+        for (; i + 8 <= num_elements; i += 8)
+            store(steps + i, __builtin_convertvector(load<Halves8>(row + i), Words8) << 16);
+        for (; i < num_elements; ++i) steps[i] = (Word)row[i].bits << 16;
     }
 }
 
