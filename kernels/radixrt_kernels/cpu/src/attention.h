@@ -3,33 +3,17 @@
 // sequences: Hydragen, arXiv:2402.05099; here the sums are carried on, not merged, so sharing changes no bit.
 #pragma once
 
-#include "ahead.h"
+#include "kv_layer.h"
 #include "scratch.h"
 #include "softmax.h"
 #include "team.h"
 
 namespace radixrt {
 
-// One layer of the KV store: [num_pages, 2, page_size, G, D], the first dimension strided.
-template <class T>
-struct KVLayer {
-    T* data;
-    int64_t page_stride, page_size, num_heads, head_dim;
-
-    T* key(int64_t page, int64_t offset, int64_t head) const {
-        return data + page * page_stride + (offset * num_heads + head) * head_dim;
-    }
-    int64_t value_offset() const { return page_size * num_heads * head_dim; }
-};
-
-template <class T>
-struct AttentionLayer {
-    const T* q;  // [T, H, D]
-    T* output;   // [T, H, D]
-    KVLayer<T> kv;
-    int64_t num_query_heads;
-    int64_t window;  // positions a token sees, itself included; 0 = all
-    float scale;
+// The positions that are read next: their memory is asked for while the block before them is in use.
+struct Ahead {
+    const int32_t* pages = nullptr;
+    int64_t start = 0, stop = 0;
 };
 
 // Attend of one group and the kv heads [first_head, stop_head), together for a block of keys: a token's heads lie side
@@ -56,7 +40,6 @@ public:
         for (int64_t m = 0; m < num_members; ++m) num_rows_ += members[m].num_tokens * rows_per_token_;
         scratch_.resize((stop_head_ - first_head_) * num_rows_, row_steps_, width_, stop_head_ - first_head_);
         gather(members, num_members);
-        own_ = OwnBlocks(members, num_members, shared_stop, block_bytes());
         if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop, begin(members[0], shared_stop));
         for (int64_t m = 0, row = 0; m < num_members; ++m) {
             const Member& member = members[m];
@@ -77,8 +60,10 @@ public:
 
 private:
     static constexpr int64_t kNearBytes = 4096, kMaxTurnBytes = 10240;
-    static constexpr int kSumUnits = 8;  // of asking for memory, with every sum over a quarter
+    static constexpr int kSumUnits = 8;  // of asking for memory, before the sum over a quarter
     static constexpr int64_t kFollowing = 16;  // places that are asked for ahead of use, into the first cache
+
+    static int64_t end_of(const Member& member) { return member.first_position + member.num_tokens; }
 
     template <class Function>
     void for_each_row(const Member* members, int64_t num_members, Function&& function) {
@@ -143,7 +128,7 @@ private:
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
             Ahead ahead = following < stop ? Ahead{pages, following, std::min(following + kKeyBlock, stop)} : next;
-            list_far_lines(block, ahead);
+            list_far_lines(ahead);
             far_.spread((stop_head_ - first_head_) * (is_direct ? num_vectors(count) : num_packed_units(num_rows)));
             find_block(pages, block, count);
             if constexpr (kMaxDirectRows > 0) {
@@ -167,35 +152,28 @@ private:
         }
     }
 
-    // List the next block's memory, in the order of addresses where that can be, and what is due besides.
-    void list_far_lines(int64_t block, Ahead ahead) {
+    // List the next block's memory, in the order of addresses where that can be.
+    void list_far_lines(Ahead ahead) {
         far_.clear();
-        if (own_.is_done() || own_.is_shared(block)) list_block(ahead);
-        if (own_.is_due(block)) list_block(own_.take());
-        far_.translate();
-        far_.start();
-    }
-
-    void list_block(Ahead ahead) {
         for_each_run(ahead.pages, ahead.start, ahead.stop, [&](int64_t, int64_t length, const T* keys) {
             add_lines(keys, length);
             add_lines(keys + layer_.kv.value_offset(), length);
         });
+        far_.translate();
+        far_.start();
     }
 
-    // Units of work (FarLines) on the first `count` positions of a block, of one head.
+    // Units of work (FarLines) of one head: on `count` positions straight from the pages, or on a packed block.
     int64_t num_vectors(int64_t count) const {
         return (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
     }
 
     int64_t num_packed_units(int64_t num_rows) const {
-        const int64_t num_squares = kKeyBlock / kLanes * (row_words_ / kLanes), num_packing = 8 * num_squares + kKeyBlock;
-        if (!kWidens) return num_packing + 2 * kKeyBlock / kPanel * row_words_;
-        const int64_t num_tiles = (num_rows + kMaxTileRows - 1) / kMaxTileRows;
-        return num_packing + num_tiles * kKeyBlock / kPanel * (is_quartered_ ? 4 : 1) * kSumUnits;
+        const int64_t num_panels = kKeyBlock / kPanel, num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
+        const int64_t num_tiles = (num_rows + kMaxTileRows - 1) / kMaxTileRows, num_sums = is_quartered_ ? 4 : 1;
+        const int64_t of_scores = kWidens ? num_tiles * num_panels * num_sums * kSumUnits : 2 * num_panels * row_words_;
+        return 8 * num_squares + kKeyBlock + of_scores;
     }
-
-    int64_t block_bytes() const { return 2 * kKeyBlock * (stop_head_ - first_head_) * head_dim_ * (int64_t)sizeof(T); }
 
     // Add the wanted heads' keys, or values, of consecutive positions of a page.
     void add_lines(const T* first, int64_t num_positions) {
@@ -379,13 +357,13 @@ private:
         int64_t num_panels = (visible + kPanel - 1) / kPanel;
         for (int64_t p = 0; p < num_panels; ++p) {
             if constexpr (kWidens) {
-                score_panel<kRows>(first, p);
-                continue;
+                score_in_memory<kRows>(first, p);
+            } else {
+                constexpr bool kIsHalved = kLanes == 4 * kQuarterWords && kRows > kMaxTileRows / 2;
+                constexpr int kFirstRows = kIsHalved ? (kRows + 1) / 2 : kRows;
+                score_in_registers<kFirstRows>(first, 0, p, [&] { far_.advance<2>(); });
+                if constexpr (kFirstRows < kRows) score_in_registers<kRows - kFirstRows>(first, kFirstRows, p, [] {});
             }
-            constexpr bool kIsHalved = kLanes == 4 * kQuarterWords && kRows > kMaxTileRows / 2;
-            constexpr int kFirstRows = kIsHalved ? (kRows + 1) / 2 : kRows;
-            score_half_tile<kFirstRows>(first, 0, p, [&] { far_.advance<2>(); });
-            if constexpr (kFirstRows < kRows) score_half_tile<kRows - kFirstRows>(first, kFirstRows, p, [] {});
         }
         for (int r = 0; r < kRows; ++r) weigh_row(first + r, block, scores_of(r), weights_of(r));
         constexpr int64_t kWeightWords = kKeyBlock / kWordElements<Held<T>>;
@@ -403,10 +381,10 @@ private:
         }
     }
 
-    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: with as many steps as
-    // floats have that costs less than to read the panel twice. Memory is asked for between them, over all tiles.
+    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: where they have as many steps
+    // as widened keys, that costs less than to read a panel twice (1.013). The next block is asked for between them.
     template <int kRows>
-    void score_panel(int64_t first, int64_t p) {
+    void score_in_memory(int64_t first, int64_t p) {
         const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
         const Word* q = &scratch_.q[first * row_steps_];
         const Word* panel = &scratch_.keys[p * kPanel * row_steps_];
@@ -423,10 +401,9 @@ private:
         }
     }
 
-    // The same of rows [skip, skip + kRows), with all sums in registers. At most half a tile: sums of quarters need
-    // twice as many.
+    // The same of rows [skip, skip + kRows), all sums in registers: at most half a tile, as they need twice as many.
     template <int kRows, class Each>
-    void score_half_tile(int64_t first, int64_t skip, int64_t p, Each&& each_step) {
+    void score_in_registers(int64_t first, int64_t skip, int64_t p, Each&& each_step) {
         const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
         const Word* q = &scratch_.q[(first + skip) * row_steps_];
         const Word* panel = &scratch_.keys[p * kPanel * row_steps_];
@@ -468,7 +445,6 @@ private:
     const int64_t head_dim_, row_words_, row_steps_, width_, rows_per_token_;
     const bool is_quartered_;
     FarLines far_;
-    OwnBlocks own_;
     // Behind a block's places, what is read next: asked for while these are in use.
     const Word* keys_[kKeyBlock + kFollowing];
     const T* values_[kKeyBlock + kFollowing];
