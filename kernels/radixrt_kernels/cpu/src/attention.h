@@ -3,33 +3,12 @@
 // sequences: Hydragen, arXiv:2402.05099; here the sums are carried on, not merged, so sharing changes no bit.
 #pragma once
 
+#include "kv_layer.h"
 #include "scratch.h"
 #include "softmax.h"
 #include "team.h"
 
 namespace radixrt {
-
-// One layer of the KV store: [num_pages, 2, page_size, G, D], the first dimension strided.
-template <class T>
-struct KVLayer {
-    T* data;
-    int64_t page_stride, page_size, num_heads, head_dim;
-
-    T* key(int64_t page, int64_t offset, int64_t head) const {
-        return data + page * page_stride + (offset * num_heads + head) * head_dim;
-    }
-    int64_t value_offset() const { return page_size * num_heads * head_dim; }
-};
-
-template <class T>
-struct AttentionLayer {
-    const T* q;  // [T, H, D]
-    T* output;   // [T, H, D]
-    KVLayer<T> kv;
-    int64_t num_query_heads;
-    int64_t window;  // positions a token sees, itself included; 0 = all
-    float scale;
-};
 
 // The positions that are read next: their memory is asked for while the block before them is in use.
 struct Ahead {
@@ -49,6 +28,7 @@ public:
           scratch_(scratch),
           head_dim_(layer.kv.head_dim),
           row_words_(layer.kv.head_dim / kWordElements<T>),
+          row_steps_(layer.kv.head_dim / kWordElements<Held<T>>),
           width_(round_up(layer.kv.head_dim, kPanel)),
           rows_per_token_(layer.num_query_heads / layer.kv.num_heads),
           is_quartered_(has_quarters(row_words_)),
@@ -58,7 +38,7 @@ public:
     void run(const Member* members, int64_t num_members, int64_t shared_stop, Ahead next) {
         num_rows_ = 0;
         for (int64_t m = 0; m < num_members; ++m) num_rows_ += members[m].num_tokens * rows_per_token_;
-        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_words_, width_, stop_head_ - first_head_);
+        scratch_.resize((stop_head_ - first_head_) * num_rows_, row_steps_, width_, stop_head_ - first_head_);
         gather(members, num_members);
         if (shared_stop > 0) attend(0, num_rows_, members[0].pages, 0, shared_stop, begin(members[0], shared_stop));
         for (int64_t m = 0, row = 0; m < num_members; ++m) {
@@ -80,6 +60,7 @@ public:
 
 private:
     static constexpr int64_t kNearBytes = 4096, kMaxTurnBytes = 10240;
+    static constexpr int kSumUnits = 8;  // of asking for memory, before the sum over a quarter
     static constexpr int64_t kFollowing = 16;  // places that are asked for ahead of use, into the first cache
 
     static int64_t end_of(const Member& member) { return member.first_position + member.num_tokens; }
@@ -99,7 +80,7 @@ private:
 
     void gather(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t position) {
-            gather_q(reinterpret_cast<const Word*>(layer_.q + at), row);
+            gather_q(layer_.q + at, row);
             std::fill_n(&scratch_.sums[row * width_], width_, 0.0f);
             scratch_.maxima[row] = kNothingSeen;
             store(&scratch_.totals[row * kLanes], Floats{});
@@ -107,14 +88,12 @@ private:
         });
     }
 
-    void gather_q(const Word* source, int64_t row) {
-        Word* q = &scratch_.q[row * row_words_];
-        if (!is_quartered_) {
-            std::memcpy(q, source, row_words_ * sizeof(Word));
-            return;
-        }
-        for (int64_t word = 0; word < row_words_; word += kQuarterWords)
-            std::memcpy(q + quartered(word, row_words_), source + word, kQuarterWords * sizeof(Word));
+    void gather_q(const T* source, int64_t row) {
+        Word* q = &scratch_.q[row * row_steps_];
+        if (!is_quartered_) return hold(source, head_dim_, q);
+        constexpr int64_t kElements = kQuarterWords * kWordElements<T>;
+        for (int64_t word = 0; word < row_words_; word += kQuarterWords, source += kElements)
+            hold(source, kElements, q + quartered(word, row_words_) * kHeldSteps<T>);
     }
 
     // The rows [first_row, first_row + num_rows) of every head as products straight from the pages want them: only now,
@@ -123,18 +102,18 @@ private:
 #if defined(__AVX512F__)
         for (int64_t head = 0; head < stop_head_ - first_head_; ++head)
             for (int64_t r = 0; r < num_rows; ++r)
-                widen(&scratch_.q[(head * num_rows_ + first_row + r) * row_words_], row_words_,
+                widen(&scratch_.q[(head * num_rows_ + first_row + r) * row_steps_], row_steps_,
                       wide_of(head * num_rows + r));
 #endif
     }
 
-    Word* wide_of(int64_t row) { return &scratch_.wide_q[row * row_words_ * kQuarterWords]; }
+    Word* wide_of(int64_t row) { return &scratch_.wide_q[row * row_steps_ * kQuarterWords]; }
 
     void scatter(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t) {
             float factor = 1.0f / sum_lanes(load<Floats>(&scratch_.totals[row * kLanes]));
             float* sums = &scratch_.sums[row * width_];
-            put_in_order(sums, head_dim_, T{});
+            put_in_order(sums, head_dim_, T{}, Held<T>{});
             int64_t d = 0;
             for (; d + kLanes <= head_dim_; d += kLanes)
                 store_narrow(layer_.output + at + d, load<Floats>(sums + d) * factor);
@@ -149,7 +128,8 @@ private:
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
             Ahead ahead = following < stop ? Ahead{pages, following, std::min(following + kKeyBlock, stop)} : next;
-            list_far_lines(ahead, count, is_direct);
+            list_far_lines(ahead);
+            far_.spread((stop_head_ - first_head_) * (is_direct ? num_vectors(count) : num_packed_units(num_rows)));
             find_block(pages, block, count);
             if constexpr (kMaxDirectRows > 0) {
                 if (is_direct) {
@@ -172,8 +152,8 @@ private:
         }
     }
 
-    // List the next block's memory, in the order of addresses where that can be. Args: count: positions of this one.
-    void list_far_lines(Ahead ahead, int64_t count, bool is_direct) {
+    // List the next block's memory, in the order of addresses where that can be.
+    void list_far_lines(Ahead ahead) {
         far_.clear();
         for_each_run(ahead.pages, ahead.start, ahead.stop, [&](int64_t, int64_t length, const T* keys) {
             add_lines(keys, length);
@@ -181,10 +161,18 @@ private:
         });
         far_.translate();
         far_.start();
-        int64_t num_vectors = (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
-        int64_t num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
-        int64_t num_units = is_direct ? num_vectors : 8 * num_squares + kKeyBlock + 2 * kKeyBlock / kPanel * row_words_;
-        far_.spread((stop_head_ - first_head_) * num_units);
+    }
+
+    // Units of work (FarLines) of one head: on `count` positions straight from the pages, or on a packed block.
+    int64_t num_vectors(int64_t count) const {
+        return (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
+    }
+
+    int64_t num_packed_units(int64_t num_rows) const {
+        const int64_t num_panels = kKeyBlock / kPanel, num_squares = kKeyBlock / kLanes * (row_words_ / kLanes);
+        const int64_t num_tiles = (num_rows + kMaxTileRows - 1) / kMaxTileRows, num_sums = is_quartered_ ? 4 : 1;
+        const int64_t of_scores = kWidens ? num_tiles * num_panels * num_sums * kSumUnits : 2 * num_panels * row_words_;
+        return 8 * num_squares + kKeyBlock + of_scores;
     }
 
     // Add the wanted heads' keys, or values, of consecutive positions of a page.
@@ -245,14 +233,15 @@ private:
     // Keys become panels of 32 positions, values steps over positions.
     void pack_block(int64_t head, int64_t count) {
         for (int64_t first = 0; first < num_places(count); first += kPanel) {
-            Word* panel = &scratch_.keys[first * row_words_];
+            Word* panel = &scratch_.keys[first * row_steps_];
             if (is_quartered_) {
-                pack_panel<true>(keys_ + first, head * row_words_, row_words_, panel, far_);
+                pack_panel<true, kHeldSteps<T>>(keys_ + first, head * row_words_, row_words_, panel, far_);
             } else {
-                pack_panel<false>(keys_ + first, head * row_words_, row_words_, panel, far_);
+                pack_panel<false, kHeldSteps<T>>(keys_ + first, head * row_words_, row_words_, panel, far_);
             }
         }
-        pack_values(values_, head * head_dim_, num_places(count), head_dim_, width_, scratch_.values.data(), far_);
+        pack_values(values_, head * head_dim_, num_places(count), head_dim_, width_, scratch_.values.data(), far_,
+                    Held<T>{});
     }
 
     // Call function(first position, count, key of the first wanted head) for the positions [start, stop), page by page.
@@ -343,10 +332,10 @@ private:
     // Add the weighted values of positions [start, stop) of the block to the sums of kRows rows.
     template <int kRows, bool kIsWide>
     void add_head_directly(int64_t head, int64_t row, int64_t start, int64_t stop) {
-        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
+        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<Held<T>>;
         constexpr int kTwoPanels = 2 * kPanelVectors;
-        const int64_t num_steps = (stop - start + kWordElements<T> - 1) / kWordElements<T>;
-        const Word* weights = &scratch_.weights[head * kRows * kWeightWords + start / kWordElements<T>];
+        const int64_t num_words = (stop - start + kWordElements<T> - 1) / kWordElements<T>;
+        const Word* weights = &scratch_.weights[head * kRows * kWeightWords + start / kWordElements<Held<T>>];
         float* running = &scratch_.sums[row * width_];
         auto [places, near_head] = near_of<kIsWide>(head, kValuePositions);
         const T* const* near = values_ + start + places;
@@ -354,7 +343,7 @@ private:
         auto add = [&](auto num_vectors, int64_t d) {
             add_values_directly<T, kRows, decltype(num_vectors)::value>(weights, kWeightWords, values_ + start,
                                                                         head * head_dim_ + d, near, near_at + d,
-                                                                        num_steps, running + d, width_, far_);
+                                                                        num_words, running + d, width_, far_);
         };
         int64_t d = 0;
         for (; d + 2 * kPanel <= width_; d += 2 * kPanel) add(RowCount<kTwoPanels>{}, d);
@@ -367,14 +356,18 @@ private:
         if (visible <= 0) return;
         int64_t num_panels = (visible + kPanel - 1) / kPanel;
         for (int64_t p = 0; p < num_panels; ++p) {
-            constexpr bool kIsHalved = kLanes == 4 * kQuarterWords && kRows > kMaxTileRows / 2;
-            constexpr int kFirstRows = kIsHalved ? (kRows + 1) / 2 : kRows;
-            score_panel<kFirstRows>(first, 0, p, [&] { far_.advance<2>(); });
-            if constexpr (kFirstRows < kRows) score_panel<kRows - kFirstRows>(first, kFirstRows, p, [] {});
+            if constexpr (kWidens) {
+                score_in_memory<kRows>(first, p);
+            } else {
+                constexpr bool kIsHalved = kLanes == 4 * kQuarterWords && kRows > kMaxTileRows / 2;
+                constexpr int kFirstRows = kIsHalved ? (kRows + 1) / 2 : kRows;
+                score_in_registers<kFirstRows>(first, 0, p, [&] { far_.advance<2>(); });
+                if constexpr (kFirstRows < kRows) score_in_registers<kRows - kFirstRows>(first, kFirstRows, p, [] {});
+            }
         }
         for (int r = 0; r < kRows; ++r) weigh_row(first + r, block, scores_of(r), weights_of(r));
-        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<T>;
-        int64_t num_steps = (visible + kWordElements<T> - 1) / kWordElements<T>;
+        constexpr int64_t kWeightWords = kKeyBlock / kWordElements<Held<T>>;
+        int64_t num_steps = (visible + kWordElements<Held<T>> - 1) / kWordElements<Held<T>>;
         const Word* weights = scratch_.weights.data();
         float* running = &scratch_.sums[first * width_];
         for (int64_t d = 0; d < width_; d += kPanel) {
@@ -382,25 +375,44 @@ private:
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v)
                     sums[r][v] = load<Floats>(running + r * width_ + d + v * kLanes);
-            multiply<T, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums, [] {});
+            multiply<Held<T>, kRows>(weights, kWeightWords, &scratch_.values[d], width_, num_steps, sums, [] {});
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) store(running + r * width_ + d + v * kLanes, sums[r][v]);
         }
     }
 
-    // Scores of rows [skip, skip + kRows) of a tile with a panel of keys. At most half a tile: sums of quarters need
-    // twice as many registers.
+    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: where they have as many steps
+    // as widened keys, that costs less than to read a panel twice (1.013). The next block is asked for between them.
+    template <int kRows>
+    void score_in_memory(int64_t first, int64_t p) {
+        const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
+        const Word* q = &scratch_.q[first * row_steps_];
+        const Word* panel = &scratch_.keys[p * kPanel * row_steps_];
+        float* scores = scores_of(0) + p * kPanel;
+        for (int64_t step = 0; step < row_steps_; step += num_steps) {
+            far_.advance<kSumUnits>();
+            Floats sums[kRows][kPanelVectors] = {};
+            multiply<Held<T>, kRows>(q + step, row_steps_, panel + step * kPanel, kPanel, num_steps, sums, [] {});
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kPanelVectors; ++v) {
+                    float* at = scores + r * kKeyBlock + v * kLanes;
+                    store(at, step ? load<Floats>(at) + sums[r][v] : sums[r][v]);
+                }
+        }
+    }
+
+    // The same of rows [skip, skip + kRows), all sums in registers: at most half a tile, as they need twice as many.
     template <int kRows, class Each>
-    void score_panel(int64_t first, int64_t skip, int64_t p, Each&& each_step) {
-        const int64_t num_steps = is_quartered_ ? row_words_ / 4 : row_words_;
-        const Word* q = &scratch_.q[(first + skip) * row_words_];
-        const Word* panel = &scratch_.keys[p * kPanel * row_words_];
+    void score_in_registers(int64_t first, int64_t skip, int64_t p, Each&& each_step) {
+        const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
+        const Word* q = &scratch_.q[(first + skip) * row_steps_];
+        const Word* panel = &scratch_.keys[p * kPanel * row_steps_];
         float* scores = scores_of(skip) + p * kPanel;
         Floats sums[kRows][kPanelVectors] = {};
-        multiply<T, kRows>(q, row_words_, panel, kPanel, num_steps, sums, each_step);
-        for (int64_t step = num_steps; step < row_words_; step += num_steps) {
+        multiply<Held<T>, kRows>(q, row_steps_, panel, kPanel, num_steps, sums, each_step);
+        for (int64_t step = num_steps; step < row_steps_; step += num_steps) {
             Floats more[kRows][kPanelVectors] = {};
-            multiply<T, kRows>(q + step, row_words_, panel + step * kPanel, kPanel, num_steps, more, each_step);
+            multiply<Held<T>, kRows>(q + step, row_steps_, panel + step * kPanel, kPanel, num_steps, more, each_step);
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kPanelVectors; ++v) sums[r][v] += more[r][v];
         }
@@ -409,7 +421,7 @@ private:
     }
 
     // Turn a row's scores of a block into weights; a new maximum scales down what was summed before.
-    void weigh_row(int64_t row, int64_t block, float* scores, T* weights) {
+    void weigh_row(int64_t row, int64_t block, float* scores, Held<T>* weights) {
         const int64_t position = scratch_.positions[row];
         const int64_t low = layer_.window ? position + 1 - layer_.window - block : 0, high = position + 1 - block;
         float &maximum = scratch_.maxima[row], *totals = &scratch_.totals[row * kLanes], factor;
@@ -425,12 +437,12 @@ private:
     }
 
     float* scores_of(int64_t row) { return &scratch_.scores[row * kKeyBlock]; }
-    T* weights_of(int64_t row) { return reinterpret_cast<T*>(scratch_.weights.data()) + row * kKeyBlock; }
+    Held<T>* weights_of(int64_t row) { return reinterpret_cast<Held<T>*>(scratch_.weights.data()) + row * kKeyBlock; }
 
     const AttentionLayer<T>& layer_;
     const int64_t first_head_, stop_head_;
     AttentionScratch& scratch_;
-    const int64_t head_dim_, row_words_, width_, rows_per_token_;
+    const int64_t head_dim_, row_words_, row_steps_, width_, rows_per_token_;
     const bool is_quartered_;
     FarLines far_;
     // Behind a block's places, what is read next: asked for while these are in use.

@@ -21,9 +21,9 @@ constexpr bool fits_directly(int64_t head_dim) {
 }
 
 #if defined(__AVX512F__)
-// Write each word of a row in the order of quartered() four times: what a quarter of four keys' words is multiplied by.
-inline void widen(const Word* q, int64_t row_words, Word* wide) {
-    const int64_t quarter = row_words / 4;
+// Write each step of a row in the order of quartered() four times: what a quarter of four keys' words is multiplied by.
+inline void widen(const Word* q, int64_t num_steps, Word* wide) {
+    const int64_t quarter = num_steps / 4;
     for (int64_t k = 0; k < quarter; k += kQuarterWords, wide += 4 * kLanes) {
         __m512i words = _mm512_castsi128_si512(load<__m128i>(q + k));
         words = _mm512_inserti32x4(words, load<__m128i>(q + quarter + k), 1);
@@ -42,6 +42,7 @@ template <class T, int kRows>
 [[gnu::always_inline]] inline void score_directly(const Word* wide_q, int64_t row_words, const Word* const* keys,
                                                   int64_t at, const Word* const* near, int64_t near_at, float* scores,
                                                   int64_t score_stride, FarLines& far) {
+    constexpr int kSteps = kHeldSteps<T>;
     Floats sums[kRows][4] = {};
     for (int64_t k = 0; k < row_words; k += kLanes) {
 #pragma GCC unroll 2
@@ -57,12 +58,17 @@ template <class T, int kRows>
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
                 far.advance<2>();
+                Words one[kSteps], two[kSteps];
+                split(block[i], one);
+                split(block[4 + i], two);
 #pragma GCC unroll 4
-                for (int r = 0; r < kRows; ++r) {
-                    Words q = load<Words>(wide_q + (r * row_words + k) * 4 + i * kLanes);
-                    sums[r][first] = multiply_add<T>(sums[r][first], block[i], q);
-                    sums[r][first + 1] = multiply_add<T>(sums[r][first + 1], block[4 + i], q);
-                }
+                for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+                    for (int s = 0; s < kSteps; ++s) {
+                        Words q = load<Words>(wide_q + ((r * row_words + k) * 4 + i * kLanes) * kSteps + s * kLanes);
+                        sums[r][first] = multiply_add<Held<T>>(sums[r][first], one[s], q);
+                        sums[r][first + 1] = multiply_add<Held<T>>(sums[r][first + 1], two[s], q);
+                    }
             }
         }
     }
@@ -75,50 +81,68 @@ template <class T, int kRows>
 }
 #endif
 
-// One step of kVectors vectors of values: one position (float) or two. Asks for the same at `near`.
+// kVectors vectors of values of one position (float), or of two: as one step of pairs, or as two of floats. Asks for
+// the same at `near`.
 template <int kVectors>
 inline void load_values(const float* const* values, int64_t at, const float* const* near, int64_t near_at,
-                        Words (&step)[kVectors]) {
+                        Words (&steps)[1][kVectors]) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
         __builtin_prefetch(near[0] + near_at + v * kLanes, 0, 3);
-        step[v] = load<Words>(values[0] + at + v * kLanes);
+        steps[0][v] = load<Words>(values[0] + at + v * kLanes);
     }
 }
 
 template <int kVectors>
 inline void load_values(const BFloat16* const* values, int64_t at, const BFloat16* const* near, int64_t near_at,
-                        Words (&step)[kVectors]) {
+                        Words (&steps)[1][kVectors]) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v += 2) {
         __builtin_prefetch(near[0] + near_at + v * kLanes, 0, 3);
         __builtin_prefetch(near[1] + near_at + v * kLanes, 0, 3);
-        interleave(values[0] + at + v * kLanes, values[1] + at + v * kLanes, step[v], step[v + 1]);
+        interleave(values[0] + at + v * kLanes, values[1] + at + v * kLanes, steps[0][v], steps[0][v + 1]);
     }
 }
 
-// Add to running[r] the weighted values of kVectors vectors of dimensions, num_steps steps; those of a position start
-// at values[i] + at.
+template <int kVectors>
+inline void load_values(const BFloat16* const* values, int64_t at, const BFloat16* const* near, int64_t near_at,
+                        Words (&steps)[2][kVectors]) {
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v += 2) {
+            __builtin_prefetch(near[i] + near_at + v * kLanes, 0, 3);
+            Words halves[2];
+            split(load<Words>(values[i] + at + v * kLanes), halves);
+            steps[i][v] = halves[0], steps[i][v + 1] = halves[1];
+        }
+}
+
+// Add to running[r] the weighted values of kVectors vectors of dimensions, num_words words of weights as they would be
+// stored; the values of a position start at values[i] + at.
 template <class T, int kRows, int kVectors>
 [[gnu::always_inline]] inline void add_values_directly(const Word* weights, int64_t weight_stride,
                                                        const T* const* values, int64_t at, const T* const* near,
-                                                       int64_t near_at, int64_t num_steps,
+                                                       int64_t near_at, int64_t num_words,
                                                        float* running, int64_t running_stride, FarLines& far) {
     Floats sums[kRows][kVectors];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = load<Floats>(running + r * running_stride + v * kLanes);
-    for (int64_t k = 0; k < num_steps; ++k) {
+    constexpr int kSteps = kHeldSteps<T>;
+    for (int64_t k = 0; k < num_words; ++k) {
         far.advance<kVectors>();
-        Words step[kVectors];
-        load_values(values + k * kWordElements<T>, at, near + k * kWordElements<T>, near_at, step);
+        Words steps[kSteps][kVectors];
+        load_values(values + k * kWordElements<T>, at, near + k * kWordElements<T>, near_at, steps);
+#pragma GCC unroll 2
+        for (int s = 0; s < kSteps; ++s)
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-            Words weight = splat_word(weights[r * weight_stride + k]);
+            for (int r = 0; r < kRows; ++r) {
+                Words weight = splat_word(weights[r * weight_stride + k * kSteps + s]);
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add<T>(sums[r][v], step[v], weight);
-        }
+                for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add<Held<T>>(sums[r][v], steps[s][v], weight);
+            }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r)

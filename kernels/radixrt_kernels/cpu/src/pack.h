@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "held.h"
 #include "prefetch.h"
-#include "tile.h"
 
 namespace radixrt {
 
@@ -83,8 +83,8 @@ inline int64_t quartered(int64_t word, int64_t num_words) {
 }
 
 // Write a panel from kPanel rows of num_words words, which start at rows[i] + at. Advances the stream with every
-// square. Args: kIsQuartered: has_quarters(num_words), and the words are to stand so.
-template <bool kIsQuartered = false>
+// square. Args: kIsQuartered: has_quarters(num_words), and the words are to stand so. kSteps: of a word (held.h).
+template <bool kIsQuartered = false, int kSteps = 1>
 inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, Word* panel, FarLines& far) {
     int64_t whole = num_words / kLanes * kLanes;
     for (int first = 0; first < kPanel; first += kLanes) {
@@ -97,11 +97,18 @@ inline void pack_panel(const Word* const* rows, int64_t at, int64_t num_words, W
 #pragma GCC unroll 16
             for (int i = 0; i < kLanes; ++i) {
                 int64_t step = kIsQuartered ? quartered(k + i, num_words) : k + i;
-                store(panel + step * kPanel + first, block[i]);
+                Words steps[kSteps];
+                split(block[i], steps);
+#pragma GCC unroll 2
+                for (int s = 0; s < kSteps; ++s) store(panel + (step * kSteps + s) * kPanel + first, steps[s]);
             }
         }
         for (int64_t k = whole; k < num_words; ++k)
-            for (int i = 0; i < kLanes; ++i) panel[k * kPanel + first + i] = rows[first + i][at + k];
+            for (int i = 0; i < kLanes; ++i) {
+                Words steps[kSteps];
+                split(splat_word(rows[first + i][at + k]), steps);
+                for (int s = 0; s < kSteps; ++s) panel[(k * kSteps + s) * kPanel + first + i] = steps[s][0];
+            }
     }
 }
 
@@ -142,9 +149,9 @@ inline void pack_weight(const T* weight, int64_t num_outputs, int64_t num_inputs
 
 // Rows of values of consecutive positions, head_dim elements each from rows[i] + at on -> steps over positions, `width`
 // outputs each (head_dim rounded up to whole panels). A pair of rows is one step of bfloat16: the row after an odd last
-// one is read. Advances the stream every two rows.
+// one is read. Advances the stream every two rows. The last argument is of the type that they are held in.
 inline void pack_values(const float* const* rows, int64_t at, int64_t num_rows, int64_t head_dim, int64_t width,
-                        Word* steps, FarLines& far) {
+                        Word* steps, FarLines& far, float) {
     for (int64_t t = 0; t < num_rows; ++t) {
         if (t % 2 == 0) far.advance<2>();
         std::memcpy(steps + t * width, rows[t] + at, head_dim * sizeof(float));
@@ -168,10 +175,11 @@ inline void interleave(const BFloat16* first, const BFloat16* second, Words& low
 #endif
 }
 
-// Put the sums [num_elements] over steps of values into the order of the elements.
-inline void put_in_order(float*, int64_t, float) {}
+// Put the sums [num_elements] over steps of values into the order of the elements. Args: of the types that these are
+// stored and held in.
+inline void put_in_order(float*, int64_t, float, float) {}
 
-inline void put_in_order(float* sums, int64_t num_elements, BFloat16) {
+inline void put_in_order(float* sums, int64_t num_elements, BFloat16, BFloat16) {
 #if defined(__AVX512F__)
     Words to_low, to_high;
     for (int i = 0; i < kLanes; ++i) {
@@ -187,7 +195,7 @@ inline void put_in_order(float* sums, int64_t num_elements, BFloat16) {
 }
 
 inline void pack_values(const BFloat16* const* rows, int64_t at, int64_t num_rows, int64_t head_dim, int64_t width,
-                        Word* steps, FarLines& far) {
+                        Word* steps, FarLines& far, BFloat16) {
     int64_t whole = head_dim / (2 * kLanes) * (2 * kLanes);
     for (int64_t t = 0; t < num_rows; t += 2, steps += width) {
         far.advance<2>();
@@ -199,6 +207,36 @@ inline void pack_values(const BFloat16* const* rows, int64_t at, int64_t num_row
             store(steps + d + kLanes, high);
         }
         for (int64_t d = whole; d < head_dim; ++d) steps[d] = first[d].bits | (Word)second[d].bits << 16;
+    }
+}
+
+// Widened: of 2 * kLanes elements the even ones, then the odd ones.
+inline void pack_values(const BFloat16* const* rows, int64_t at, int64_t num_rows, int64_t head_dim, int64_t width,
+                        Word* steps, FarLines& far, float) {
+    int64_t whole = head_dim / (2 * kLanes) * (2 * kLanes);
+    for (int64_t t = 0; t < num_rows; ++t, steps += width) {
+        if (t % 2 == 0) far.advance<2>();
+        const BFloat16* row = rows[t] + at;
+        for (int64_t d = 0; d < whole; d += 2 * kLanes) {
+            Words halves[2];
+            split(load<Words>(row + d), halves);
+            store(steps + d, halves[0]);
+            store(steps + d + kLanes, halves[1]);
+        }
+        for (int64_t d = whole; d < head_dim; ++d) steps[d] = (Word)row[d].bits << 16;
+    }
+}
+
+inline void put_in_order(float* sums, int64_t num_elements, BFloat16, float) {
+    Words to_low, to_high;
+    for (int i = 0; i < kLanes; ++i) {
+        to_low[i] = i / 2 + i % 2 * kLanes;
+        to_high[i] = kLanes / 2 + to_low[i];
+    }
+    for (int64_t d = 0; d + 2 * kLanes <= num_elements; d += 2 * kLanes) {
+        Floats even = load<Floats>(sums + d), odd = load<Floats>(sums + d + kLanes);
+        store(sums + d, __builtin_shuffle(even, odd, to_low));
+        store(sums + d + kLanes, __builtin_shuffle(even, odd, to_high));
     }
 }
 

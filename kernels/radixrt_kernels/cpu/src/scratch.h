@@ -16,13 +16,13 @@ public:
     Aligned<float> scores, sums, maxima, totals;
     std::vector<int64_t> positions;
 
-    void resize(int64_t num_rows, int64_t row_words, int64_t width, int64_t num_heads) {
+    void resize(int64_t num_rows, int64_t row_steps, int64_t width, int64_t num_heads) {
         auto grow = [](auto& buffer, int64_t count) {
             if ((int64_t)buffer.size() < count) buffer.resize(count);
         };
-        grow(q, num_rows * row_words);
-        grow(wide_q, num_heads * kMaxDirectRows * row_words * kQuarterWords);
-        grow(keys, kKeyBlock * row_words);
+        grow(q, num_rows * row_steps);
+        grow(wide_q, num_heads * kMaxDirectRows * row_steps * kQuarterWords);
+        grow(keys, kKeyBlock * row_steps);
         grow(values, kKeyBlock * width);
         const int64_t num_in_use = std::max<int64_t>(kMaxTileRows, num_heads * kMaxDirectRows);
         grow(weights, num_in_use * kKeyBlock);
