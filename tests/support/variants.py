@@ -18,5 +18,11 @@ def usable_flags():
 
 CPU_FLAGS = usable_flags()
 VARIANT_NAMES = [variant.name for variant in supported_variants(CPU_FLAGS)]
+# Those whose attention widens bfloat16 to floats (src/held.h).
+WIDENING_NAMES = [
+    variant.name
+    for variant in supported_variants(CPU_FLAGS, (*VARIANTS, *EMULATED_VARIANTS))
+    if "fp16" in variant.name.split("_")
+]
 # The matrix unit in plain C++, fastest first.
 EMULATED = supported_variants(CPU_FLAGS, EMULATED_VARIANTS)

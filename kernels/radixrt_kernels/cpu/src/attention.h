@@ -135,8 +135,7 @@ private:
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
             Ahead ahead = following < stop ? Ahead{pages, following, std::min(following + kKeyBlock, stop)} : next;
-            list_far_lines(ahead);
-            far_.spread((stop_head_ - first_head_) * (is_direct ? num_direct_units(num_rows, count) : num_packed_units(num_rows)));
+            list_far_lines(ahead, is_direct ? num_direct_units(num_rows, count) : num_packed_units(num_rows));
             find_block(pages, block, count);
             if constexpr (kMaxDirectRows > 0) {
                 if (is_direct) {
@@ -161,8 +160,8 @@ private:
         }
     }
 
-    // List the next block's memory, in the order of addresses where that can be.
-    void list_far_lines(Ahead ahead) {
+    // List the next block's memory, in the order of addresses where that can be. Args: num_units: of a head of this one.
+    void list_far_lines(Ahead ahead, int64_t num_units) {
         far_.clear();
         for_each_run(ahead.pages, ahead.start, ahead.stop, [&](int64_t, int64_t length, const T* keys) {
             add_lines(keys, length);
@@ -170,6 +169,7 @@ private:
         });
         far_.translate();
         far_.start();
+        far_.spread((stop_head_ - first_head_) * num_units);
     }
 
     // Units of work (FarLines) of one head: on `count` positions straight from the pages, or on a packed block.
@@ -390,8 +390,8 @@ private:
         }
     }
 
-    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: with as many steps as widened
-    // keys have, that costs less than to read a panel twice (1.013). The next block is asked for between them.
+    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: with as many steps as they
+    // have of widened keys that costs less than to read a panel twice (1.013). Memory is asked for between them.
     template <int kRows>
     void score_in_memory(int64_t first, int64_t p) {
         const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
