@@ -5,8 +5,11 @@ import math
 
 import pytest
 import torch
-from radixrt_kernels.cpu import CpuAttention
+from radixrt_kernels.cpu import CpuAttention, load_library
 from radixrt_kernels.reference import paged_attention, write_kv
+
+from radixrt.config import home_folder
+from tests.support.variants import WIDENING_NAMES
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +89,9 @@ def test_ragged_batch_equals_reference(attention, page_size, heads, head_dim):
 
 
 @pytest.mark.parametrize("sliding_window", [1, 5, 64, 100, 1000])
-def test_sliding_window_equals_reference(attention, sliding_window):
-    case = Case(ragged_counts(4), page_size=4)
+@pytest.mark.parametrize(("heads", "head_dim"), [((2, 2), 16), ((2, 3), 64), ((2, 7), 64)])
+def test_sliding_window_equals_reference(attention, sliding_window, heads, head_dim):
+    case = Case(ragged_counts(4), page_size=4, heads=heads, head_dim=head_dim)
     options = {"sliding_window": sliding_window}
     torch.testing.assert_close(
         case.run(attention, **options), case.run(paged_attention, **options), atol=1e-5, rtol=1e-5
@@ -133,7 +137,11 @@ def test_bfloat16_is_as_near_to_float64_where_one_key_leads(attention, lead):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "head_dim"), [((2, 3), 64), ((3, 1), 48), ((1, 4), 96)])
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    # up to eight rows may be read straight from the pages, in one pass or in two
+    [((2, 3), 64), ((3, 1), 48), ((1, 4), 96), ((2, 5), 64), ((2, 7), 32), ((1, 8), 128), ((2, 2), 24)],
+)
 def test_company_changes_no_bit(attention, dtype, heads, head_dim):
     case = Case(ragged_counts(4), page_size=4, heads=heads, head_dim=head_dim, dtype=dtype)
     batched = torch.split(case.run(attention), [new for new, _ in case.counts])
@@ -141,12 +149,56 @@ def test_company_changes_no_bit(attention, dtype, heads, head_dim):
         assert torch.equal(together, case.run(attention, rows=[b]))
 
 
+@pytest.fixture(params=WIDENING_NAMES or ["avx512_fp16"])
+def widening(request):
+    """Give attention that widens bfloat16 to floats, and attention that does not, of the same vectors."""
+    if not WIDENING_NAMES:
+        pytest.skip("the CPU has no AVX512-FP16")
+    folder = home_folder() / "build"
+    return [
+        CpuAttention(load_library(folder, variant=name), num_threads=1) for name in (request.param, "avx512")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((2, 3), 64), ((3, 1), 48), ((1, 4), 96), ((2, 7), 32), ((1, 8), 128)]
+)
+def test_widened_bfloat16_is_nearer_to_float64_than_pairs(widening, heads, head_dim):
+    case = Case(ragged_counts(16), page_size=16, heads=heads, head_dim=head_dim, dtype=torch.bfloat16)
+    found, theirs = (case.run(attend).double() for attend in widening)
+    assert not torch.equal(found, theirs)  # weights are not rounded
+    case.kv_layer, case.q = case.kv_layer.double(), case.q.double()
+    expected = case.run(paged_attention)
+    error, their_error = ((x - expected).square().mean().sqrt() for x in (found, theirs))
+    assert error <= their_error
+
+
+@pytest.mark.parametrize("value_scale", [1e-30, 1e5, 1e36])
+@pytest.mark.parametrize("key_scale", [1e-3, 1.0, 300.0])
+def test_keys_and_values_may_be_anything_finite(attention, key_scale, value_scale):
+    """As in models whose keys have biases of several hundred: nothing overflows, and scores keep their bits."""
+    case = Case(ragged_counts(4), page_size=4, heads=(2, 3), head_dim=64, dtype=torch.bfloat16)
+    keys, values = case.kv_layer[:, 0], case.kv_layer[:, 1]
+    keys[..., :2] += 1.0  # two dimensions with a bias, whose products take each other away in most scores
+    case.q[..., 1] = -case.q[..., 0]
+    keys *= key_scale
+    values *= value_scale
+    found = case.run(attention).double()
+    for b, together in enumerate(torch.split(found, [new for new, _ in case.counts])):
+        assert torch.equal(together, case.run(attention, rows=[b]).double())
+    case.kv_layer, case.q = case.kv_layer.double(), case.q.double()
+    expected = case.run(paged_attention)
+    # weights and results may be rounded to bfloat16; values of order 1, at most 5 or so
+    torch.testing.assert_close(found / value_scale, expected / value_scale, atol=2e-2, rtol=2**-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_shared", "page_size"), [(128, 16), (132, 4), (321, 1), (64, 16)])
-def test_reading_a_shared_prefix_once_changes_no_bit(attention, dtype, num_shared, page_size):
+@pytest.mark.parametrize("heads", [(2, 3), (1, 7)])
+def test_reading_a_shared_prefix_once_changes_no_bit(attention, dtype, num_shared, page_size, heads):
     contexts = [num_shared + extra for extra in (1, 5, 64, 65, 200, 17, 18, 19, 20, 21, 22, 23)]
     counts = [(1 + b % 3, context + 2) for b, context in enumerate(contexts)]
-    case = Case(counts, page_size=page_size, num_shared=num_shared, heads=(2, 3), head_dim=64, dtype=dtype)
+    case = Case(counts, page_size=page_size, num_shared=num_shared, heads=heads, head_dim=64, dtype=dtype)
     batched = torch.split(case.run(attention), [new for new, _ in counts])
     for b, together in enumerate(batched):
         assert torch.equal(together, case.run(attention, rows=[b]))
@@ -182,8 +234,8 @@ def test_largest_scores_may_grow_or_fall_by_any_step(attention, dtype, growth):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64, 256])
 @pytest.mark.parametrize(
-    ("heads", "head_dim"), [((3, 3), 64), ((9, 1), 64)]
-)  # a turn fits the first cache or not
+    ("heads", "head_dim"), [((3, 3), 64), ((9, 1), 64), ((2, 7), 64), ((3, 5), 128)]
+)  # a turn fits the first cache or not, in one pass or in two
 def test_a_block_of_any_length_has_the_bits_that_it_has_in_a_whole_context(
     attention, dtype, page_size, heads, head_dim
 ):

@@ -19,6 +19,12 @@ def usable_flags():
 
 CPU_FLAGS = usable_flags()
 VARIANT_NAMES = [variant.name for variant in supported_variants(CPU_FLAGS)]
+# Those whose attention widens bfloat16 to floats (src/held.h).
+WIDENING_NAMES = [
+    variant.name
+    for variant in supported_variants(CPU_FLAGS, (*VARIANTS, *EMULATED_VARIANTS))
+    if "fp16" in variant.name.split("_")
+]
 # What this CPU may lack, in plain C++: the matrix unit, fastest first, and float16.
 EMULATED = supported_variants(CPU_FLAGS, EMULATED_VARIANTS)
 EMULATED_TILES = tuple(variant for variant in EMULATED if variant.name.startswith("amx"))

@@ -10,12 +10,6 @@
 
 namespace radixrt {
 
-// The positions that are read next: their memory is asked for while the block before them is in use.
-struct Ahead {
-    const int32_t* pages = nullptr;
-    int64_t start = 0, stop = 0;
-};
-
 // Attend of one group and the kv heads [first_head, stop_head), together for a block of keys: a token's heads lie side
 // by side, and memory is read in long runs.
 template <class T>
@@ -96,6 +90,19 @@ private:
             hold(source, kElements, q + quartered(word, row_words_) * kHeldSteps<T>);
     }
 
+    static int64_t num_passes(int64_t num_rows) { return num_rows > kMaxDirectRows ? 2 : 1; }
+
+    // Call function(first row, count) for the rows of each pass over a block straight from the pages.
+    template <class Function>
+    void for_each_pass(int64_t first_row, int64_t num_rows, Function&& function) {
+        for (int64_t i = 0; i < num_passes(num_rows); ++i) {
+            const int64_t first = num_rows * i / num_passes(num_rows);
+            const int64_t stop = num_rows * (i + 1) / num_passes(num_rows);
+            first_wide_row_ = (stop_head_ - first_head_) * first;
+            function(first_row + first, stop - first);
+        }
+    }
+
     // The rows [first_row, first_row + num_rows) of every head as products straight from the pages want them: only now,
     // so that they are in the first cache.
     void widen_rows(int64_t first_row, int64_t num_rows) {
@@ -107,7 +114,7 @@ private:
 #endif
     }
 
-    Word* wide_of(int64_t row) { return &scratch_.wide_q[row * row_steps_ * kQuarterWords]; }
+    Word* wide_of(int64_t row) { return &scratch_.wide_q[(first_wide_row_ + row) * row_steps_ * kQuarterWords]; }
 
     void scatter(const Member* members, int64_t num_members) {
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t) {
@@ -123,23 +130,24 @@ private:
 
     // Attend from rows [first_row, first_row + num_rows) to the positions [start, stop); start cuts key blocks.
     void attend(int64_t first_row, int64_t num_rows, const int32_t* pages, int64_t start, int64_t stop, Ahead next) {
-        const bool is_direct = num_rows <= kMaxDirectRows && fits_directly<T>(head_dim_);
-        if (is_direct) widen_rows(first_row, num_rows);
+        const bool is_direct = num_rows <= kDirectPasses * kMaxDirectRows && fits_directly<T>(head_dim_);
+        if (is_direct) for_each_pass(first_row, num_rows, [&](int64_t row, int64_t rows) { widen_rows(row, rows); });
         for (int64_t block = start; block < stop; block += kKeyBlock) {
             int64_t count = std::min(kKeyBlock, stop - block), following = block + kKeyBlock;
             Ahead ahead = following < stop ? Ahead{pages, following, std::min(following + kKeyBlock, stop)} : next;
-            list_far_lines(ahead);
-            far_.spread((stop_head_ - first_head_) * (is_direct ? num_vectors(count) : num_packed_units(num_rows)));
+            list_far_lines(ahead, is_direct ? num_direct_units(num_rows, count) : num_packed_units(num_rows));
             find_block(pages, block, count);
             if constexpr (kMaxDirectRows > 0) {
                 if (is_direct) {
                     find_following(ahead);
-                    auto run = [&](auto rows) {
-                        constexpr int kRows = decltype(rows)::value;
-                        if (is_wide()) return attend_directly<kRows, true>(first_row, block, count);
-                        attend_directly<kRows, false>(first_row, block, count);
-                    };
-                    with_row_count<kMaxDirectRows>(num_rows, run);
+                    for_each_pass(first_row, num_rows, [&](int64_t row, int64_t rows_of_pass) {
+                        auto run = [&](auto rows) {
+                            constexpr int kRows = decltype(rows)::value;
+                            if (is_wide()) return attend_directly<kRows, true>(row, block, count);
+                            attend_directly<kRows, false>(row, block, count);
+                        };
+                        with_row_count<kMaxDirectRows>(rows_of_pass, run);
+                    });
                     continue;
                 }
             }
@@ -152,8 +160,8 @@ private:
         }
     }
 
-    // List the next block's memory, in the order of addresses where that can be.
-    void list_far_lines(Ahead ahead) {
+    // List the next block's memory, in the order of addresses where that can be. Args: num_units: of a head of this one.
+    void list_far_lines(Ahead ahead, int64_t num_units) {
         far_.clear();
         for_each_run(ahead.pages, ahead.start, ahead.stop, [&](int64_t, int64_t length, const T* keys) {
             add_lines(keys, length);
@@ -161,11 +169,12 @@ private:
         });
         far_.translate();
         far_.start();
+        far_.spread((stop_head_ - first_head_) * num_units);
     }
 
     // Units of work (FarLines) of one head: on `count` positions straight from the pages, or on a packed block.
-    int64_t num_vectors(int64_t count) const {
-        return (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
+    int64_t num_direct_units(int64_t num_rows, int64_t count) const {
+        return num_passes(num_rows) * (round_up(count, kLanes) + count) * head_dim_ * (int64_t)sizeof(T) / kLineBytes;
     }
 
     int64_t num_packed_units(int64_t num_rows) const {
@@ -381,8 +390,8 @@ private:
         }
     }
 
-    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: where they have as many steps
-    // as widened keys, that costs less than to read a panel twice (1.013). The next block is asked for between them.
+    // Scores of a tile's rows with a panel of keys. Sums of quarters are added up in memory: with as many steps as they
+    // have of widened keys that costs less than to read a panel twice (1.013). Memory is asked for between them.
     template <int kRows>
     void score_in_memory(int64_t first, int64_t p) {
         const int64_t num_steps = is_quartered_ ? row_steps_ / 4 : row_steps_;
@@ -449,6 +458,7 @@ private:
     const Word* keys_[kKeyBlock + kFollowing];
     const T* values_[kKeyBlock + kFollowing];
     int64_t num_rows_ = 0;  // of one head
+    int64_t first_wide_row_ = 0;  // of a pass
     const float log2_scale_;
 };
 

@@ -1,8 +1,10 @@
 // In which form products of attention take keys, values, queries and weights.
 //
-// As they are stored, a word a step (tile.h): a float, or a pair of bfloat16. Or widened, where the CPU multiplies floats
-// at twice the rate of pairs: a pair becomes two steps of float, packed keys and values once per block, others in
-// registers. Products of bfloat16 are exact in float32, and weights need not be rounded.
+// As they are stored, a word a step (tile.h): a float, or a pair of bfloat16. Or widened, where products of floats have
+// twice the rate of pairs, as on Intel's CPUs with AVX512-FP16: a pair becomes two steps of float, in packed blocks once,
+// straight from the pages in registers. Products of bfloat16 are exact in float32, and weights need not be rounded.
+//
+// Not as float16: keys and values may be anything that bfloat16 holds, and scores of 100 need more than 11 bits.
 #pragma once
 
 #include <type_traits>

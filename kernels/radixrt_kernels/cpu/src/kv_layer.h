@@ -27,4 +27,10 @@ struct AttentionLayer {
     float scale;
 };
 
+// The positions that are read next: their memory is asked for while the block before them is in use.
+struct Ahead {
+    const int32_t* pages = nullptr;
+    int64_t start = 0, stop = 0;
+};
+
 }  // namespace radixrt

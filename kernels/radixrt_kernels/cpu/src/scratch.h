@@ -21,7 +21,7 @@ public:
             if ((int64_t)buffer.size() < count) buffer.resize(count);
         };
         grow(q, num_rows * row_steps);
-        grow(wide_q, num_heads * kMaxDirectRows * row_steps * kQuarterWords);
+        grow(wide_q, num_heads * kDirectPasses * kMaxDirectRows * row_steps * kQuarterWords);
         grow(keys, kKeyBlock * row_steps);
         grow(values, kKeyBlock * width);
         const int64_t num_in_use = std::max<int64_t>(kMaxTileRows, num_heads * kMaxDirectRows);
