@@ -130,6 +130,15 @@ def test_no_size_of_rows_or_weights_costs_precision(products, row_exponent, weig
     assert scaled[known.isinf()].isinf().all()
 
 
+@pytest.mark.parametrize("exponent", [-120, -126, -133])
+def test_the_least_numbers_count(products, exponent):
+    """Down to the last bit of bfloat16, though the inverse of their largest is no number."""
+    small = torch.ldexp(torch.tensor([[1.0, 2.0, -3.0, 0.0], [0.0, 1.0, 1.0, 0.0]]), torch.tensor(exponent))
+    large = torch.ldexp(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]), torch.tensor(100))
+    for rows, weight in [(small, large), (large, small)]:
+        assert torch.equal(products(rows, weight).double(), exact(rows, weight))
+
+
 @pytest.mark.parametrize("value", [15.9375, 1.0, 1e-30, 3e38])
 def test_sums_of_the_largest_products_do_not_overflow(products, value):
     rows = torch.full((2, 4096), value, dtype=torch.bfloat16)
