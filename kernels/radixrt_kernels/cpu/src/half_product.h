@@ -2,7 +2,7 @@
 // rate of float32, and pairs of bfloat16 at half of it.
 //
 //     weight row  w = s u,  input row  x = t y:   s, t powers of two that bring the largest of u and y to [8, 16)
-//     panel:  [s0 ... s31] | step 0 [u0 ... u31] | step 1 ...           a word is two neighbouring u of one output
+//     panel:  [log2 s0 ... log2 s31] | step 0 [u0 ... u31] | step 1 ...      a word is two neighbouring u of one output
 //
 // So every product is below 2^8 and no sum of kMostTerms overflows, whatever finite numbers there are; what is less than
 // 2^-21 of its row's largest is rounded, all else of bfloat16 is exact in float16.
@@ -31,15 +31,14 @@ constexpr int kMostTerms = kRunSteps * kRuns;
 constexpr int kLargestExponent = 3;  // of u and y
 static_assert(kMostTerms << (2 * kLargestExponent + 2) < 65504);
 
-// The power of two that `largest` is divided by to come to [8, 16): 1 for what has none.
-inline float unit_of(float largest) {
-    if (!(largest > 0.0f) || std::isinf(largest)) return 1.0f;
+// Of the power of two that `largest` is divided by to come to [8, 16): 0 for what has none.
+inline int exponent_of(float largest) {
+    if (!(largest > 0.0f) || std::isinf(largest)) return 0;
     // The inverse is to be a number: where all are less than 2^-117, some lose bits.
-    const int exponent = std::max(std::ilogb(largest) - kLargestExponent, -120);
-    return std::ldexp(1.0f, exponent);
+    return std::max(std::ilogb(largest) - kLargestExponent, -120);
 }
 
-// A row in float16. Args: num_inputs: a multiple of 2. Gives its unit.
+// A row in float16. Args: num_inputs: a multiple of 2. Gives the exponent of its unit.
 inline float take_halves(const BFloat16* x, int64_t num_inputs, Word* words) {
     Floats largest = {};
     float most = 0.0f;
@@ -50,14 +49,15 @@ inline float take_halves(const BFloat16* x, int64_t num_inputs, Word* words) {
     }
     for (int64_t j = i; j < num_inputs; ++j) most = std::max(most, std::fabs(to_float(x[j])));
     most = std::max(most, largest_lane(largest));
-    const float unit = unit_of(most), inverse = 1.0f / unit;
+    const int exponent = exponent_of(most);
+    const float inverse = std::ldexp(1.0f, -exponent);
     for (i = 0; i + kHalfLanes <= num_inputs; i += kHalfLanes)
         store(words + i / 2, narrow_to_halves(load_wide(x + i) * inverse, load_wide(x + i + kLanes) * inverse));
     for (; i < num_inputs; i += 2) {
         const Floats pair = {to_float(x[i]) * inverse, to_float(x[i + 1]) * inverse};
         words[i / 2] = narrow_to_halves(pair, Floats{})[0];
     }
-    return unit;
+    return (float)exponent;
 }
 
 // Words of a panel of weights.
@@ -72,8 +72,8 @@ inline void pack_halves(const BFloat16* weight, int64_t num_outputs, int64_t num
         Word* panel = panels + p * half_panel_words(num_steps);
         const Word* halves[kPanel];
         for (int i = 0; i < kPanel; ++i) {
-            const float unit = take_halves(rows[i], num_inputs, &words[i * num_steps]);
-            std::memcpy(panel + i, &unit, sizeof unit);
+            const float exponent = take_halves(rows[i], num_inputs, &words[i * num_steps]);
+            std::memcpy(panel + i, &exponent, sizeof exponent);
             halves[i] = &words[i * num_steps];
         }
         pack_panel(halves, 0, num_steps, panel + kPanel, nothing);
@@ -169,19 +169,19 @@ public:
     // Rows [first, stop) of words of bfloat16, stride words apart.
     void take(const Word* inputs, int64_t stride, int64_t first, int64_t stop, int64_t num_steps) {
         const int64_t count = stop - first;
-        if ((int64_t)units_.size() < count) units_.resize(count);
+        if ((int64_t)exponents_.size() < count) exponents_.resize(count);
         if ((int64_t)words_.size() < count * num_steps) words_.resize(count * num_steps);
         for (int64_t i = 0; i < count; ++i)
-            units_[i] = take_halves(reinterpret_cast<const BFloat16*>(inputs + (first + i) * stride), 2 * num_steps,
-                                    &words_[i * num_steps]);
+            exponents_[i] = take_halves(reinterpret_cast<const BFloat16*>(inputs + (first + i) * stride), 2 * num_steps,
+                                        &words_[i * num_steps]);
     }
 
     const Word* words() const { return words_.data(); }
-    float unit(int64_t i) const { return units_[i]; }
+    float exponent(int64_t i) const { return exponents_[i]; }
 
 private:
     Aligned<Word> words_;
-    std::vector<float> units_;
+    std::vector<float> exponents_;
 };
 
 // How multiply_all_vectors multiplies rows of bfloat16 with panels of float16.
@@ -205,9 +205,12 @@ public:
         const bool asks = next.lines_per_step > 0;
         multiply_halves<kRows>(rows_.words() + first * num_steps_, num_steps_, panel + kPanel, num_steps_, sums[0],
                                asks ? next.at : reinterpret_cast<const char*>(panel), next.lines_per_step * kLineBytes);
+        // By both units at once: one after the other might pass the range on the way.
         for (int v = 0; v < kPanelVectors; ++v) {
-            const Floats units = load<Floats>(panel + v * kLanes);
-            for (int r = 0; r < kRows; ++r) sums[r][v] = sums[r][v] * units * rows_.unit(first + r);
+            const Floats exponents = load<Floats>(panel + v * kLanes);
+            for (int r = 0; r < kRows; ++r)
+                sums[r][v] = (Floats)_mm512_scalef_ps((__m512)sums[r][v],
+                                                      (__m512)(exponents + rows_.exponent(first + r)));
         }
     }
 
