@@ -209,6 +209,23 @@ def test_top_p_next_to_a_border_keeps_its_side(draws, kind):
     assert_drawn(draws, [logits] * len(rows), rows)
 
 
+def test_a_share_of_weights_whose_sums_all_round_up_keeps_its_side(draws):
+    """Half of all weights are left out of top_p's, in lanes of which each takes weights of half its last bit and more."""
+    places = torch.arange(1 << 16)
+    powers = torch.where(places % 256 < 8, -3.0, -27 + 2.0**-16)  # of two
+    logits = torch.where(places < 256, -(2.0**-14) * places, powers)
+    temperature = 1 / math.log(2)
+    weights = weights_of(logits, temperature)
+    assert weights[8 + 256] > weights[256] * 2**-24
+    for rank in (60, 150, 200):  # all but a few of the first 256 are kept, which lie in order
+        kept = weights[: rank + 1].cumsum()
+        inside = 1 - weights[rank] / kept[-1] / 2
+        top_p = kept[-1] / weights.sum()
+        near = [side * step * 1e-7 for step in range(1, 41) for side in (-1, 1)]
+        rows = [row_of(inside, temperature=temperature, top_p=top_p * (1 + part)) for part in near]
+        assert_drawn(draws, [logits] * len(rows), rows)
+
+
 def test_min_p_next_to_a_weight_keeps_its_side(draws):
     logits = logits_of("normal", 4999, 7)
     weights = weights_of(logits, 1.0)

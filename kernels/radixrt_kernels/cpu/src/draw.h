@@ -88,7 +88,7 @@ private:
         }
         begin(draw);
         const double rest = rough_.rest();
-        if (!find_last(draw, mass_from(kLeastWeight).sum + rest, RoughWeights::kError * rest)) return -1;
+        if (!find_last(draw, mass_from(kLeastWeight).sum + rest, RoughWeights::kRestError * rest)) return -1;
         return token_ids[place_of(draw.uniform)];
     }
 

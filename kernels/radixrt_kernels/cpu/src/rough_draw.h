@@ -22,6 +22,8 @@ public:
 #else
     static constexpr double kError = 0x1p-18;
 #endif
+    // The rest of a block is added up lane by lane, so that 19, 34 or 65 roundings come together (16, 8 or 4 lanes).
+    static constexpr double kRestError = 4 * kError;
 
     void reserve(int64_t num_columns) {
         weights_.reserve((num_columns + kPanel - 1) / kPanel * kPanel);
@@ -93,7 +95,7 @@ public:
     }
 
     const std::vector<int32_t>& token_ids() const { return token_ids_; }
-    // The sum of all weights but theirs.
+    // The sum of all weights but theirs; off by kRestError of it at most.
     double rest() const { return rest_; }
 
 private:
