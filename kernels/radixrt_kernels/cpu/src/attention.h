@@ -76,7 +76,7 @@ private:
         for_each_row(members, num_members, [&](int64_t row, int64_t at, int64_t position) {
             gather_q(layer_.q + at, row);
             std::fill_n(&scratch_.sums[row * width_], width_, 0.0f);
-            scratch_.maxima[row] = kNothingSeen;
+            scratch_.ceilings[row] = kNothingSeen;
             store(&scratch_.totals[row * kLanes], Floats{});
             scratch_.positions[row] = position;
         });
@@ -429,16 +429,16 @@ private:
             for (int v = 0; v < kPanelVectors; ++v) store(scores + r * kKeyBlock + v * kLanes, sums[r][v]);
     }
 
-    // Turn a row's scores of a block into weights; a new maximum scales down what was summed before.
+    // Turn a row's scores of a block into weights; a new ceiling scales down what was summed before.
     void weigh_row(int64_t row, int64_t block, float* scores, Held<T>* weights) {
         const int64_t position = scratch_.positions[row];
         const int64_t low = layer_.window ? position + 1 - layer_.window - block : 0, high = position + 1 - block;
-        float &maximum = scratch_.maxima[row], *totals = &scratch_.totals[row * kLanes], factor;
+        float &ceiling = scratch_.ceilings[row], *totals = &scratch_.totals[row * kLanes], factor;
         if (low > 0 || high < kKeyBlock) {
             hide(scores, low, high);
-            factor = weigh<T, true>(scores, log2_scale_, maximum, totals, weights);
+            factor = weigh<T, true>(scores, log2_scale_, ceiling, totals, weights);
         } else {
-            factor = weigh<T, false>(scores, log2_scale_, maximum, totals, weights);
+            factor = weigh<T, false>(scores, log2_scale_, ceiling, totals, weights);
         }
         if (factor == 1.0f) return;
         float* sums = &scratch_.sums[row * width_];

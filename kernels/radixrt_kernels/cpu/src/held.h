@@ -33,18 +33,22 @@ inline void split(Words words, Words (&steps)[2]) {
     steps[1] = words & splat_word(0xffff0000);
 }
 
+inline void to_floats(const BFloat16* row, int64_t num_elements, float* floats) {
+    typedef uint16_t Halves8 __attribute__((vector_size(16)));
+    typedef Word Words8 __attribute__((vector_size(32)));
+    int64_t i = 0;
+    for (; i + 8 <= num_elements; i += 8)
+        store(floats + i, __builtin_convertvector(load<Halves8>(row + i), Words8) << 16);
+    for (; i < num_elements; ++i) floats[i] = to_float(row[i]);
+}
+
 // A row in the form that products take.
 template <class T>
 inline void hold(const T* row, int64_t num_elements, Word* steps) {
     if constexpr (kHeldSteps<T> == 1) {
         std::memcpy(steps, row, num_elements * sizeof(T));
     } else {
-        typedef uint16_t Halves8 __attribute__((vector_size(16)));
-        typedef Word Words8 __attribute__((vector_size(32)));
-        int64_t i = 0;
-        for (; i + 8 <= num_elements; i += 8)
-            store(steps + i, __builtin_convertvector(load<Halves8>(row + i), Words8) << 16);
-        for (; i < num_elements; ++i) steps[i] = (Word)row[i].bits << 16;
+        to_floats(row, num_elements, reinterpret_cast<float*>(steps));
     }
 }
 

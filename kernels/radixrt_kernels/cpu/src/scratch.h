@@ -13,7 +13,7 @@ namespace radixrt {
 class AttentionScratch {
 public:
     Aligned<Word> q, wide_q, keys, values, weights, zeros;
-    Aligned<float> scores, sums, maxima, totals;
+    Aligned<float> scores, sums, ceilings, totals;
     std::vector<int64_t> positions;
 
     void resize(int64_t num_rows, int64_t row_steps, int64_t width, int64_t num_heads) {
@@ -28,7 +28,7 @@ public:
         grow(weights, num_in_use * kKeyBlock);
         grow(scores, num_in_use * kKeyBlock);
         grow(sums, num_rows * width);
-        grow(maxima, num_rows);
+        grow(ceilings, num_rows);
         grow(totals, num_rows * kLanes);
         grow(positions, num_rows);
         grow(zeros, num_heads * width);

@@ -69,21 +69,26 @@ inline void hide(float* scores, int64_t low, int64_t high) {
     }
 }
 
-// Turn the scores of a whole block into weights. Args: kHides: kNothingSeen stands among them.
-// Changes: maximum, totals [kLanes], weights. Gives what a new maximum scales the row's sums by, 1 without one. (To scale
-// only where scores outgrow 2^8 is 1.03 times as fast, but the largest weight, then not 1, is rounded to bfloat16: up to
-// 1.4 times the error where one key leads.)
+// How far, as a power of two, scores may grow before what was summed is scaled anew, which is dear: a branch foretold
+// wrongly. A row's largest weight is then between 2^-kSlack and 1, so it must not be rounded: to bfloat16 that gave up to
+// 1.4 times the error where one key leads.
+template <class T>
+constexpr float kSlack = std::is_same_v<Held<T>, float> ? 8.0f : 0.0f;
+
+// Turn the scores of a whole block into weights: powers of two above `ceiling`, which no score passes. Args: kHides:
+// kNothingSeen stands among them.
+// Changes: ceiling, totals [kLanes], weights. Gives what a new ceiling scales the row's sums by, 1 without one.
 template <class T, bool kHides>
-inline float weigh(const float* scores, float log2_scale, float& maximum, float* totals, Held<T>* weights) {
+inline float weigh(const float* scores, float log2_scale, float& ceiling, float* totals, Held<T>* weights) {
     Floats best = load<Floats>(scores), total = load<Floats>(totals);
     for (int64_t i = kLanes; i < kKeyBlock; i += kLanes) best = larger(best, load<Floats>(scores + i));
     best *= log2_scale;
     float factor = 1.0f;
-    if (any_above(best, maximum)) {
-        float new_maximum = largest_lane(best);
-        factor = exp2(splat(maximum - new_maximum))[0];
+    if (any_above(best, ceiling)) {
+        float new_ceiling = largest_lane(best) + kSlack<T>;
+        factor = exp2(splat(ceiling - new_ceiling))[0];
         total *= factor;
-        maximum = new_maximum;
+        ceiling = new_ceiling;
     }
 #pragma GCC unroll 2
     for (int64_t i = 0; i < kKeyBlock; i += 2 * kLanes) {
@@ -91,7 +96,7 @@ inline float weigh(const float* scores, float log2_scale, float& maximum, float*
 #pragma GCC unroll 2
         for (int j = 0; j < 2; ++j) {
             Floats score = load<Floats>(scores + i + j * kLanes);
-            Floats weight = weight_of<T>(score * log2_scale - maximum);
+            Floats weight = weight_of<T>(score * log2_scale - ceiling);
             if constexpr (kHides) weight = score > kNothingSeen ? weight : Floats{};
             total += weight;
             pair[j] = weight;

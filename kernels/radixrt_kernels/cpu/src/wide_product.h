@@ -4,8 +4,8 @@
 #pragma once
 
 #include "aligned.h"
+#include "held.h"
 #include "prefetch.h"
-#include "tile.h"
 
 namespace radixrt {
 
@@ -60,7 +60,7 @@ public:
         if ((int64_t)rows_.size() < (stop_row - first_row) * width) rows_.resize((stop_row - first_row) * width);
         float* to = rows_.data();
         for (int64_t row = first_row; row < stop_row; ++row, to += width)
-            widen_row(reinterpret_cast<const BFloat16*>(inputs_ + row * row_stride_), width, to);
+            to_floats(reinterpret_cast<const BFloat16*>(inputs_ + row * row_stride_), width, to);
     }
 
     template <int kRows>
@@ -69,12 +69,6 @@ public:
     }
 
 private:
-    static void widen_row(const BFloat16* x, int64_t size, float* to) {
-        int64_t i = 0;
-        for (; i + kLanes <= size; i += kLanes) store(to + i, load_wide(x + i));
-        for (; i < size; ++i) to[i] = to_float(x[i]);
-    }
-
     Aligned<float>& rows_;
     const Word* const inputs_;
     const int64_t row_stride_, num_steps_;
