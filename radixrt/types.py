@@ -113,7 +113,7 @@ class SamplingParams:
                 value=len(self.logit_bias),
             )
         for token_id, bias in self.logit_bias.items():
-            _check_int("logit_bias", token_id, 0, (1 << 31) - 1)
+            _check_int("logit_bias", token_id, 0, (1 << 31) - 1, of="a token id in logit_bias")
             _check_number("logit_bias", bias, -100.0, 100.0)
         if self.seed is not None:
             _check_int("seed", self.seed, -(1 << 63), (1 << 64) - 1)
@@ -149,12 +149,12 @@ def _tuple(parameter: str, values: object) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _check_int(parameter: str, value: object, low: int, high: int) -> None:
+def _check_int(parameter: str, value: object, low: int, high: int, *, of: str = "") -> None:
     if type(value) is int and low <= value <= high:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidRequest(
-            f"{parameter} must be a whole number in [{low}, {high}], got {value!r}",
+            f"{of or parameter} must be a whole number in [{low}, {high}], got {value!r}",
             parameter=parameter,
             value=value,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixrt.errors import InvalidRequest
 from radixrt.server.reading import Body
 from radixrt.text.tokenizer import Tokenizer
 from radixrt.types import TextPiece
@@ -30,12 +29,3 @@ def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], *, is_sta
     if is_start or any(segment.is_template for segment in segments):
         return tokenizer.encode_pieces([TextPiece(item.text, item.is_template) for item in segments])
     return tokenizer.encode_continuation("".join(segment.text for segment in segments))
-
-
-def check_ids(name: str, token_ids: Sequence[int], *, num_ids: int) -> None:
-    """Raise InvalidRequest unless all ids are ids of the model."""
-    for token_id in token_ids:
-        if not 0 <= token_id < num_ids:
-            raise InvalidRequest(
-                f"{name}: token ids must be in [0, {num_ids}), got {token_id}", parameter=name
-            )

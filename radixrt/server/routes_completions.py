@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from radixrt.asking import check_ids
 from radixrt.errors import InvalidRequest
 from radixrt.explain import PrefixReport
 from radixrt.server.answers import (
@@ -28,7 +29,6 @@ from radixrt.server.constraints import Constraint, constraint_of
 from radixrt.server.details import reports
 from radixrt.server.documents import documented
 from radixrt.server.gate import Visit
-from radixrt.server.native import check_ids
 from radixrt.server.running import until_disconnect
 from radixrt.server.sampling import sampling_of
 from radixrt.server.service import Service, arrival
@@ -119,7 +119,7 @@ def _encoded(service: Service, body: CompletionBody) -> list[list[int]]:
         if isinstance(prompt, str):
             prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
         else:
-            check_ids("prompt", prompt, num_ids=num_ids)
+            check_ids("prompt", prompt, num_ids)
         if not prompt:
             raise InvalidRequest("a prompt must have at least one token", parameter="prompt")
         encoded.append(prompt)

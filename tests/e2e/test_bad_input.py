@@ -65,6 +65,11 @@ CASES = {
         InvalidRequest,
         "temperature",
     ),
+    "bias of a token id that is none": (
+        lambda e: SamplingParams(logit_bias={-1: 3.0}),
+        InvalidRequest,
+        "a token id in logit_bias must be",
+    ),
     "bias beyond floats": (lambda e: SamplingParams(logit_bias={1: 10**400}), InvalidRequest, "logit_bias"),
     "sampling of a wrong type": (lambda e: e.generate("a", 5), InvalidRequest, "sampling"),
     "namespace of a wrong type": (

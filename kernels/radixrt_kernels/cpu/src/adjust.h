@@ -31,6 +31,7 @@ struct Draw {
     bool repeats() const { return repetition != 1.0f; }
     bool is_whole() const { return !top_k && top_p >= 1.0 && min_p == 0.0; }
 };
+static_assert(sizeof(Draw) == 144);  // draw.py, DRAW
 
 // The row itself where nothing but a mask applies, which is heeded where it is read; else a copy.
 class AdjustedRow {
