@@ -196,7 +196,7 @@ def works_report(measured: Mapping[str, Any]) -> str:
     works: Mapping[str, Any] = measured["workloads"]
     arms = list(next(iter(works.values()))["seconds"])
     lines = [measured["machine"]["text"], ""]
-    lines.append("workload         " + "".join(f"{arm:>22}" for arm in arms))
+    lines.append("workload         " + "".join(f"{arm:>24}" for arm in arms))
     for name, row in works.items():
         cells = []
         for arm in arms:
@@ -205,5 +205,5 @@ def works_report(measured: Mapping[str, Any]) -> str:
             valid = f" {row['num_valid'][arm]}/{row['num_requests']}" if "num_valid" in row else ""
             ratio = "" if arm == arms[0] else f" ({row['ratio'][arm]:.2f}x)"
             cells.append(f"{shown}{valid}{ratio}")
-        lines.append(f"{name:17}" + "".join(f"{cell:>22}" for cell in cells))
+        lines.append(f"{name:17}" + "".join(f"{cell:>24}" for cell in cells))
     return "\n".join(lines)
