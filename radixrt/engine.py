@@ -36,9 +36,9 @@ from radixrt.loop import EngineLoop, Scope, Ticket
 from radixrt.mailbox import Mailbox
 from radixrt.metrics import EngineStats
 from radixrt.model.catalog import resolve as resolve_model
+from radixrt.model.kept_spec import load_spec
 from radixrt.model.loader import AnyDecoder, load_model
 from radixrt.model.native import NativeDecoder
-from radixrt.model.spec import ModelSpec
 from radixrt.sched.constraint import Constraint, Judge
 from radixrt.sched.scheduler import Scheduler
 from radixrt.sched.sequence import Sequence
@@ -76,7 +76,7 @@ class Engine:
         self.config: ResolvedConfig = resolve(
             config,
             folder=folder,
-            spec=ModelSpec.load(folder),
+            spec=load_spec(folder, kept_in=home_folder() / "specs"),
             num_tokenizer_ids=self.tokenizer.vocab_size,
         )
         resolved = self.config

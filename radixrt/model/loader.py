@@ -12,6 +12,7 @@ from radixrt.config import home_folder
 from radixrt.errors import ModelLoadError
 from radixrt.model.attention import TorchAttention
 from radixrt.model.decoder import Decoder, DecoderWeights
+from radixrt.model.kept_spec import load_spec
 from radixrt.model.native import NativeDecoder
 from radixrt.model.spec import ModelSpec
 from radixrt.model.weights import read_weights
@@ -50,7 +51,7 @@ def load_model(
     """
     if kernels == "native" and device.type != "cpu":
         raise ModelLoadError(f"native kernels are for CPUs, the device is {device}")
-    spec = ModelSpec.load(folder)
+    spec = load_spec(folder, kept_in=home_folder() / "specs")
     weights = read_weights(folder, spec, device=device, dtype=dtype)
     if kernels == "torch":
         return Decoder(spec, weights, TorchAttention())

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from radixrt.errors import ModelLoadError, suggest
 from radixrt.kv.store import KVLayout
@@ -221,6 +218,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 def _fill_defaults(architecture: str, config: Mapping[str, Any]) -> Any:
     """Give the family's own config object of transformers; it fills defaults and knows old spellings."""
+    from huggingface_hub.errors import StrictDataclassError  # both only here: kept_spec.py
+    from transformers import AutoConfig
+
     missing = [name for name in REQUIRED_FIELDS if config.get(name) is None]
     if missing:
         raise ModelLoadError(f"config.json lacks {', '.join(missing)}")
@@ -276,5 +276,7 @@ def _rope_spec(filled: Any, head_dim: int) -> RopeSpec:
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         inverse_frequencies, magnitude = 1.0 / (parameters["rope_theta"] ** steps), 1.0
     else:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
         inverse_frequencies, magnitude = ROPE_INIT_FUNCTIONS[rope_type](filled)
     return RopeSpec(tuple(inverse_frequencies.tolist()), float(magnitude))
