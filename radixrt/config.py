@@ -260,7 +260,7 @@ def option_specs() -> Iterator[OptionSpec]:
 
 def environment_help() -> Iterator[tuple[str, str]]:
     """Give the name and description of every environment variable that radixrt reads."""
-    yield "RADIXRT_HOME", "folder of model files; default: ~/.cache/radixrt"
+    yield "RADIXRT_HOME", "folder of model files and what is built from them; default: ~/.cache/radixrt"
     for spec in option_specs():
         yield ENV_PREFIX + spec.name.upper(), spec.help
 
