@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,24 +31,26 @@ def load_spec(folder: Path, *, kept_in: Path) -> ModelSpec:
     Raises:
         ModelLoadError: as `ModelSpec.load`.
     """
+    config_path = folder / "config.json"
     try:
-        config = (folder / "config.json").read_bytes()
+        config = config_path.read_bytes()  # once: what is kept under its hash is made from the same bytes
     except OSError:
         return ModelSpec.load(folder)  # raises what it deserves
     path = kept_in / f"{_key(config)}.json"
     if spec := _read(path):
         return spec
-    spec = ModelSpec.load(folder)
+    spec = ModelSpec.parse(config, path=config_path)
     with suppress(OSError):
         _write(path, spec)
     return spec
 
 
 def _key(config: bytes) -> str:
-    """Hash all that a spec depends on."""
+    """Hash all that a spec depends on. Frequencies differ in their last bits from one kind of CPU to another."""
     code = Path(spec_module.__file__).read_bytes()
     versions = f"transformers {importlib.metadata.version('transformers')} torch {torch.__version__}"
-    parts = [hashlib.sha256(part).digest() for part in (config, code, versions.encode())]
+    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    parts = [hashlib.sha256(part).digest() for part in (config, code, versions.encode(), machine.encode())]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:32]
 
 
@@ -57,7 +60,7 @@ def _read(path: Path) -> ModelSpec | None:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         rope = RopeSpec(tuple(fields["rope"]["inverse_frequencies"]), fields["rope"]["magnitude"])
         return ModelSpec(**fields | {"rope": rope, "sliding_windows": tuple(fields["sliding_windows"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,15 @@ REQUIRED_FIELDS = (
     "num_hidden_layers",
     "num_attention_heads",
     "rms_norm_eps",
+)
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
 )
 # Fields outside a family's own config class that say nothing about the computation. Any other unknown field
 # with a value is refused: it may change the result.
@@ -151,10 +161,25 @@ class ModelSpec:
         """
         path = folder / "config.json"
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_bytes()
         except FileNotFoundError:
             raise ModelLoadError(f"{folder} is not a model folder: it has no config.json") from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
+        return cls.parse(text, path=path)
+
+    @classmethod
+    def parse(cls, text: bytes, *, path: Path) -> ModelSpec:
+        """Read the text of a config.json.
+
+        Args:
+            path: of the file, for messages.
+        Raises:
+            ModelLoadError: not a JSON object in UTF-8, or as `from_config`.
+        """
+        try:
+            config = json.loads(text.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(config, dict):
             raise ModelLoadError(f"{path} must hold a JSON object")
@@ -170,14 +195,19 @@ class ModelSpec:
         """
         architecture = _architecture(config)
         filled = _fill_defaults(architecture, config)
+        for name in SIZES:
+            _check_size(name, getattr(filled, name))
         num_heads, num_kv_heads = filled.num_attention_heads, filled.num_key_value_heads
         if num_heads % num_kv_heads:
             raise ModelLoadError(
                 f"num_attention_heads must be a multiple of num_key_value_heads, got {num_heads} and {num_kv_heads}"
             )
+        if not 0 <= filled.rms_norm_eps < math.inf:
+            raise ModelLoadError(f"rms_norm_eps must be in [0, inf), got {filled.rms_norm_eps}")
         if filled.hidden_act != "silu":
             raise ModelLoadError(f'hidden_act must be "silu", got {filled.hidden_act!r}')
         head_dim = getattr(filled, "head_dim", None) or filled.hidden_size // num_heads
+        _check_size("head_dim", head_dim)
         has_attention_bias = bool(getattr(filled, "attention_bias", False))
         return cls(
             architecture=architecture,
@@ -227,7 +257,7 @@ def _fill_defaults(architecture: str, config: Mapping[str, Any]) -> Any:
     fields = {name: value for name, value in config.items() if name not in ("model_type", "torch_dtype")}
     try:
         filled = AutoConfig.for_model(ARCHITECTURES[architecture], **fields)
-    except (StrictDataclassError, KeyError, TypeError, ValueError) as error:
+    except (StrictDataclassError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelLoadError(f"config.json of {architecture} is not valid: {error}") from error
     # head_dim is read whether the family's class declares it or not, as transformers does.
     known = NEUTRAL_FIELDS.union(type(filled).__dataclass_fields__, {"head_dim"})
@@ -240,11 +270,16 @@ def _fill_defaults(architecture: str, config: Mapping[str, Any]) -> Any:
     return filled
 
 
+def _check_size(name: str, value: Any) -> None:
+    if not isinstance(value, int) or not 1 <= value < 2**31:
+        raise ModelLoadError(f"{name} must be an integer in [1, 2147483648), got {value!r}")
+
+
 def _sliding_windows(architecture: str, filled: Any) -> tuple[int | None, ...]:
     num_layers: int = filled.num_hidden_layers
     window = getattr(filled, "sliding_window", None)
-    if window is not None and window < 1:
-        raise ModelLoadError(f"sliding_window must be at least 1, got {window}")
+    if window is not None:
+        _check_size("sliding_window", window)
     if architecture == "MistralForCausalLM":
         return (window,) * num_layers
     layer_types = getattr(filled, "layer_types", None) or ["full_attention"] * num_layers
@@ -264,7 +299,7 @@ def _rope_spec(filled: Any, head_dim: int) -> RopeSpec:
     """Compute the frequencies. They depend on nothing but the config: what a cached key holds stays true."""
     parameters: dict[str, Any] = filled.rope_parameters
     rope_type = parameters["rope_type"]
-    if rope_type not in ROPE_FIELDS:
+    if not isinstance(rope_type, str) or rope_type not in ROPE_FIELDS:
         raise ModelLoadError(
             f"rope type {rope_type!r} is not supported; supported: {', '.join(ROPE_FIELDS)} "
             "(frequencies that follow the length of the input cannot be cached)"
@@ -272,11 +307,24 @@ def _rope_spec(filled: Any, head_dim: int) -> RopeSpec:
     unknown = set(parameters) - ROPE_FIELDS[rope_type] - {"rope_type", "type", "rope_theta"}
     if refused := {name for name in unknown if (name, parameters[name]) != ("partial_rotary_factor", 1.0)}:
         raise ModelLoadError(f"rope type {rope_type!r} has unsupported fields: {', '.join(sorted(refused))}")
+    try:
+        inverse_frequencies, magnitude = _frequencies(rope_type, filled, head_dim)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelLoadError(
+            f"rope type {rope_type!r} with {parameters} cannot be computed: {error}"
+        ) from error
+    if not math.isfinite(magnitude) or not inverse_frequencies.isfinite().all():
+        raise ModelLoadError(
+            f"rope type {rope_type!r} with {parameters} gives frequencies that are not finite"
+        )
+    return RopeSpec(tuple(inverse_frequencies.tolist()), magnitude)
+
+
+def _frequencies(rope_type: str, filled: Any, head_dim: int) -> tuple[torch.Tensor, float]:
     if rope_type == "default":
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        inverse_frequencies, magnitude = 1.0 / (parameters["rope_theta"] ** steps), 1.0
-    else:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+        return 1.0 / (filled.rope_parameters["rope_theta"] ** steps), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        inverse_frequencies, magnitude = ROPE_INIT_FUNCTIONS[rope_type](filled)
-    return RopeSpec(tuple(inverse_frequencies.tolist()), float(magnitude))
+    inverse_frequencies, magnitude = ROPE_INIT_FUNCTIONS[rope_type](filled)
+    return inverse_frequencies, float(magnitude)

@@ -1,6 +1,7 @@
 """A kept spec is the one that the config gives, and spares importing transformers."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def write(folder, config):
     return folder
 
 
-def never(*arguments):
+def never(*arguments, **options):
     raise AssertionError("the config is read anew")
 
 
@@ -43,7 +44,7 @@ def never(*arguments):
 def test_kept_spec_is_that_of_the_config(tmp_path, monkeypatch, config):
     folder = write(tmp_path / "model", config)
     first = load_spec(folder, kept_in=tmp_path / "specs")
-    monkeypatch.setattr(ModelSpec, "load", never)
+    monkeypatch.setattr(ModelSpec, "parse", never)
     kept = load_spec(folder, kept_in=tmp_path / "specs")
     monkeypatch.undo()
     assert kept == first == ModelSpec.load(folder)
@@ -63,12 +64,14 @@ def test_other_code_reads_the_config_anew(tmp_path, monkeypatch):
     changed = tmp_path / "spec.py"
     changed.write_text("# changed")
     monkeypatch.setattr(spec_module, "__file__", str(changed))
-    monkeypatch.setattr(ModelSpec, "load", never)
+    monkeypatch.setattr(ModelSpec, "parse", never)
     with pytest.raises(AssertionError, match="anew"):
         load_spec(folder, kept_in=tmp_path / "specs")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"rope": 3}', '{"rope": {"inverse_frequencies": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"rope": 3}', '{"rope": {"inverse_frequencies": 1}}', "[" * 100_000]
+)
 def test_broken_kept_spec_is_made_anew(tmp_path, text):
     folder = write(tmp_path / "model", LLAMA)
     spec = load_spec(folder, kept_in=tmp_path / "specs")
@@ -83,6 +86,37 @@ def test_folder_that_cannot_be_written_is_done_without(tmp_path):
     folder = write(tmp_path / "model", LLAMA)
     (tmp_path / "specs").write_text("a file")
     assert load_spec(folder, kept_in=tmp_path / "specs") == ModelSpec.load(folder)
+
+
+def test_config_that_changes_while_it_is_read_is_not_kept_for_the_old_one(tmp_path, monkeypatch):
+    folder = write(tmp_path / "model", LLAMA)
+    parse = ModelSpec.parse
+
+    def parse_late(*arguments, **options):
+        write(folder, LLAMA | {"vocab_size": 7})
+        return parse(*arguments, **options)
+
+    monkeypatch.setattr(ModelSpec, "parse", parse_late)
+    assert load_spec(folder, kept_in=tmp_path / "specs").vocab_size == 100
+    monkeypatch.undo()
+    assert load_spec(folder, kept_in=tmp_path / "specs").vocab_size == 7
+    write(folder, LLAMA)
+    assert load_spec(folder, kept_in=tmp_path / "specs").vocab_size == 100
+
+
+def test_spec_of_another_kind_of_cpu_is_not_taken(tmp_path):
+    """torch's pow rounds differently there: with this base and 128 dimensions between plain x86 and AVX2."""
+    folder = write(tmp_path / "model", LLAMA | {"head_dim": 128, "rope_theta": 1e6})
+    code = (
+        "import pathlib\n"
+        "from radixrt.model.kept_spec import load_spec\n"
+        "from radixrt.model.spec import ModelSpec\n"
+        f"folder, kept_in = pathlib.Path({str(folder)!r}), pathlib.Path({str(tmp_path / 'specs')!r})\n"
+        "assert load_spec(folder, kept_in=kept_in) == ModelSpec.load(folder)\n"
+    )
+    for capability in ("default", "avx2"):
+        environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_refused_config_is_refused_every_time(tmp_path):

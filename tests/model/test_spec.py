@@ -68,6 +68,22 @@ def test_kv_layout_has_the_shape_of_the_model():
         ({"rope_scaling": {"type": "linear"}}, "is not valid"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [4]}}, "mrope_section"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"vocab_size": 0}, r"vocab_size must be an integer in \[1, 2147483648\), got 0"),
+        ({"hidden_size": 2**63}, "hidden_size must be"),
+        ({"num_attention_heads": 0}, "is not valid"),
+        ({"num_attention_heads": -1}, "num_attention_heads must be"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be"),
+        ({"head_dim": -2}, "head_dim must be"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings must be"),
+        ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be in \[0, inf\), got nan"),
+        ({"rope_theta": 0}, "'default' with .* not finite"),
+        ({"rope_theta": float("nan")}, "'default' with .* not finite"),
+        ({"rope_theta": "1e4"}, "'default' with .* cannot be computed"),
+        ({"rope_theta": 10**30}, "'default' with .* cannot be computed"),
+        (
+            {"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e4}},
+            "rope type .*yarn.* is not supported",
+        ),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused(change, message):
@@ -81,7 +97,10 @@ def test_what_would_be_computed_wrongly_is_refused(change, message):
         ({"layer_types": ["full_attention"] * 3}, "must name 4 layers|is not valid"),
         ({"layer_types": ["sliding_attention"] * 4}, "there is no sliding_window"),
         ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
-        ({"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0}, "at least 1"),
+        (
+            {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 0},
+            r"sliding_window must be an integer in \[1, ",
+        ),
     ],
 )
 def test_layer_types_that_do_not_fit_are_refused(change, message):
@@ -99,7 +118,7 @@ def test_empty_and_neutral_fields_pass():
     assert ModelSpec.from_config(LLAMA | neutral) == ModelSpec.from_config(LLAMA)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000])
 def test_broken_config_file_is_named(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelLoadError, match=r"config\.json"):
