@@ -60,6 +60,8 @@ def bench_workloads(
         if peer_python is None or peer_model is None or arm:
             raise InvalidRequest("vs needs peer-python and peer-model, and takes no arm", parameter="vs")
         peer = Peer(vs, peer_python, peer_model)
+    elif peer_python is not None or peer_model is not None:
+        raise InvalidRequest("peer-python and peer-model need vs", parameter="vs")
     measured = compare(
         Comparison(
             options,

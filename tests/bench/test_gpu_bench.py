@@ -167,6 +167,12 @@ def radixrt(*arguments: str):
     )
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    done = radixrt("bench", "gpu", "--dry", "--json-file", str(tmp_path / "none" / "gpu.json"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("radixrt: json-file must be a file that can be written, got ")
+
+
 @pytest.mark.timeout(600)
 def test_dry_plans_and_compiles_every_case(tmp_path):
     done = radixrt("bench", "gpu", "--dry", "--json-file", str(tmp_path / "gpu.json"))

@@ -1,6 +1,7 @@
 """What `radixrt bench workloads` runs and tells, with an engine and a peer that take no time."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -139,6 +140,38 @@ def test_an_unknown_peer_is_refused():
         PeerArm("ecko", python=sys.executable, model="m", threads=1)
 
 
+@pytest.mark.usefixtures("peer")
+def test_a_python_that_cannot_be_run_is_refused(tmp_path):
+    for python in (tmp_path / "none", tmp_path):
+        with pytest.raises(InvalidRequest, match="peer-python must be a Python that can be run"):
+            PeerArm("echo", python=python, model="m", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 5", "exit status 5"),
+        ("printf '\\377\\376 noise\\n'; exit 6", "exit status 6"),
+        ("echo 'radixrt-peer {'; exec sleep 600", "not a JSON object: {"),
+        ("echo 'radixrt-peer [1]'; exec sleep 600", "not a JSON object"),
+    ],
+)
+def test_a_peer_that_does_not_answer_is_named_and_ended(tmp_path, monkeypatch, script, message):
+    started, popen = [], subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match=message):
+        PeerArm("vllm_cpu", python=python, model="m", threads=1)
+    assert started[0].poll() is not None
+
+
 def test_drivers_are_listed():
     assert {"vllm_cpu", "llama_cpp", "transformers_generate"} <= set(peers.DRIVERS)
 
@@ -150,6 +183,8 @@ def test_drivers_are_listed():
         (["--arm", "cache_of"], "cache_off"),
         (["--vs", "vllm"], "vllm_cpu"),
         (["--vs", "vllm_cpu"], "peer-python"),
+        (["--peer-python", sys.executable], "peer-python and peer-model need vs"),
+        (["--peer-model", "m"], "peer-python and peer-model need vs"),
     ],
 )
 def test_wrong_options_are_refused(arguments, word):

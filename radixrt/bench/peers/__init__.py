@@ -32,6 +32,10 @@ class PeerArm:
         name: a driver, e.g. "vllm_cpu".
         python: the interpreter of the environment where the peer is installed.
         model: Hugging Face folder, or what the driver says it takes.
+
+    Raises:
+        InvalidRequest: no such driver, or `python` cannot be run.
+        EngineError: the peer ended, or what it answers is no answer; from every method.
     """
 
     def __init__(self, name: str, *, python: Path, model: Path, threads: int) -> None:
@@ -49,14 +53,27 @@ class PeerArm:
             "HF_HUB_OFFLINE": "1",
         }
         environment.pop("PYTHONPATH", None)
-        self._process = subprocess.Popen(
-            [str(python), str(FOLDER / "drive.py"), name, str(model)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self.about: dict[str, Any] = self._answer()  # the driver's first line: its versions
+        try:
+            self._process = subprocess.Popen(
+                [str(python), str(FOLDER / "drive.py"), name, str(model)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",  # what libraries write is not read
+                env=environment,
+            )
+        except OSError as error:
+            raise InvalidRequest(
+                f"peer-python must be a Python that can be run, got {python}: {error.strerror}",
+                parameter="peer-python",
+                value=str(python),
+            ) from error
+        try:
+            self.about: dict[str, Any] = self._answer()  # the driver's first line: its versions
+        except BaseException:  # an interrupt too: nobody else can close it yet
+            self._process.kill()
+            self._process.wait()
+            raise
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -71,9 +88,19 @@ class PeerArm:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(READY):
-                answer: dict[str, Any] = json.loads(line.removeprefix(READY))
-                return answer
+                return self._read(line.removeprefix(READY))
         raise self._ended()
+
+    def _read(self, text: str) -> dict[str, Any]:
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise EngineError(
+                f"the peer {self.name} gave an answer that is not a JSON object: {text.strip()[:100]}"
+            )
+        return answer
 
     def _ended(self) -> EngineError:
         return EngineError(f"the peer {self.name} ended with exit status {self._process.wait()}")
