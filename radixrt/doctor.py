@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -91,14 +92,26 @@ def _machine(config: EngineConfig) -> Iterator[Finding]:
     yield Finding("threads", f"{resolve_threads(config.model)} used, {cores} physical cores")
     memory = psutil.virtual_memory()
     yield Finding("memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
-    compiler = shutil.which("g++") or shutil.which("c++")
+    compiler = shutil.which("g++")  # as the kernels are built
     missing = "none found: the slower torch decoder is used on a CPU"
     yield Finding("compiler", compiler or missing, remedy="" if compiler else "install g++")
 
 
+def _model_folder(folder: Path) -> Finding:
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return Finding("model folder", str(folder))
+    if folder.is_dir():
+        return Finding("model folder", f"{folder}, which cannot be written: nothing can be fetched")
+    remedy = "set RADIXRT_HOME to a folder that can be written"
+    return Finding(
+        "model folder", f"{folder} cannot be made: {place} is in the way", is_ok=False, remedy=remedy
+    )
+
+
 def _models(config: EngineConfig, home: Path) -> Iterator[Finding]:
     wanted = config.model.model
-    yield Finding("model folder", str(home / "models"))
+    yield _model_folder(home / "models")
     for entry in catalog.list_models(home):
         if entry.folder is None:
             continue

@@ -146,6 +146,16 @@ def test_doctor_names_what_is_missing_and_the_command_that_mends_it(tmp_path):
     assert "torch: " in done.stdout
 
 
+def test_doctor_names_a_model_folder_that_cannot_be_made(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = radixrt("doctor", "--model", folder, home=tmp_path / "file")
+    assert done.returncode == 1
+    assert (
+        f"NO  model folder: {tmp_path}/file/models cannot be made: {tmp_path}/file is in the way"
+        in done.stdout
+    )
+
+
 def test_doctor_is_content_with_a_local_folder(folder, tmp_path):
     done = radixrt("doctor", "--model", folder, home=tmp_path)
     assert done.returncode == 0, done.stdout
